@@ -1,0 +1,3 @@
+//! The person's command. Everything is in the library.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! The agent process. Everything is in the library.
+
+fn main() {}

@@ -1,0 +1,34 @@
+//! Insomnia: several LLM agents on one machine, each an independent process, never two writers on one path.
+//!
+//! This file is the floor plan: every module once, bottom floor first. A module may use the floors below it,
+//! never those above; `tests/it/architecture.rs` reads the `use crate::` lines and holds us to it.
+
+/// The words everything else speaks: pure data and rules, std and serde only. What we fuzz.
+pub mod words {
+    pub mod allocation;
+    pub mod error;
+    pub mod identity;
+    pub mod limits;
+    pub mod message;
+    pub mod notification;
+    pub mod protocol;
+    pub mod scope;
+    pub mod text;
+}
+
+/// The system: the only files that name nix, signal-hook or `process::Command`. They speak of descriptors,
+/// pids and paths, never of pods.
+pub mod sys {
+    pub mod clock;
+    pub mod file;
+    pub mod process;
+    pub mod signal;
+    pub mod socket;
+    pub mod wait;
+
+    /// Stack of the small threads that only wait and pass things on: connections, watchers, signals, senders.
+    ///
+    /// Untouched pages of a stack cost address space only; the deepest allowed request (128 levels of JSON) is
+    /// parsed on such a thread in the tests.
+    pub const STACK_BYTES: usize = 256 << 10;
+}

@@ -1,0 +1,123 @@
+//! Waiting for a descriptor, with a deadline and a way to be cancelled.
+//!
+//! Knows descriptors only. A `Cancel` is shared by whoever may stop a turn and whatever that turn waits for.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+/// A flag that also wakes whoever polls: once set, it stays set.
+#[derive(Debug, Clone)]
+pub struct Cancel {
+    inner: Arc<(AtomicBool, EventFd)>,
+}
+
+impl Cancel {
+    /// A flag that is not set.
+    ///
+    /// # Errors
+    /// As eventfd(2): no descriptor is left.
+    pub fn new() -> io::Result<Cancel> {
+        let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Cancel { inner: Arc::new((AtomicBool::new(false), event)) })
+    }
+
+    /// Sets the flag and wakes everyone who waits with it.
+    pub fn set(&self) {
+        self.inner.0.store(true, Ordering::SeqCst);
+        if let Err(error) = self.inner.1.write(1) {
+            log::warn!("cannot wake a waiting thread: {error}"); // it sees the flag at its next look
+        }
+    }
+
+    /// Whether the flag is set.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        self.inner.0.load(Ordering::SeqCst)
+    }
+
+    /// Sleeps, but not beyond a cancel. Returns whether it was cancelled.
+    #[must_use]
+    pub fn sleep(&self, duration: Duration) -> bool {
+        let deadline = Instant::now() + duration;
+        while !self.is_set() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let mut fds = [PollFd::new(self.inner.1.as_fd(), PollFlags::POLLIN)];
+            if nix::poll::poll(&mut fds, poll_timeout(left)).is_err() {
+                std::thread::sleep(left.min(Duration::from_millis(20))); // EINTR, or no memory for poll
+            }
+        }
+        true
+    }
+}
+
+/// What a wait came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ready {
+    /// There is something to read, or the other end is closed.
+    Readable,
+    /// The flag was set.
+    Cancelled,
+    /// The deadline passed.
+    TimedOut,
+}
+
+/// Waits until `descriptor` can be read, `cancel` is set, or `deadline` passes. A cancel comes first.
+///
+/// # Errors
+/// As poll(2), EINTR excepted, which is repeated.
+pub fn wait_readable(
+    descriptor: BorrowedFd<'_>,
+    cancel: Option<&Cancel>,
+    deadline: Instant,
+) -> io::Result<Ready> {
+    loop {
+        if cancel.is_some_and(Cancel::is_set) {
+            return Ok(Ready::Cancelled);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = vec![PollFd::new(descriptor, PollFlags::POLLIN)];
+        fds.extend(cancel.map(|cancel| PollFd::new(cancel.inner.1.as_fd(), PollFlags::POLLIN)));
+        match nix::poll::poll(&mut fds, poll_timeout(left)) {
+            Ok(0) if left.is_zero() => return Ok(Ready::TimedOut),
+            Ok(_) if cancel.is_some_and(Cancel::is_set) => return Ok(Ready::Cancelled),
+            Ok(_) if fds.first().and_then(PollFd::any).unwrap_or(false) => return Ok(Ready::Readable),
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// A poll time-out that never ends before `left` has passed: milliseconds, rounded up.
+fn poll_timeout(left: Duration) -> PollTimeout {
+    let millis = left.as_micros().div_ceil(1000);
+    u16::try_from(millis).map_or(PollTimeout::from(u16::MAX), PollTimeout::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancel_ends_a_sleep_and_a_wait() {
+        let cancel = Cancel::new().unwrap();
+        assert!(!cancel.sleep(Duration::from_millis(1)));
+        let (quiet, _open) = std::os::unix::net::UnixStream::pair().unwrap();
+        let soon = Instant::now() + Duration::from_millis(1);
+        assert_eq!(wait_readable(quiet.as_fd(), Some(&cancel), soon).unwrap(), Ready::TimedOut);
+        let other = cancel.clone();
+        let setter = std::thread::Builder::new().spawn(move || other.set()).unwrap();
+        let never = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(wait_readable(quiet.as_fd(), Some(&cancel), never).unwrap(), Ready::Cancelled);
+        assert!(cancel.sleep(Duration::from_secs(3600)));
+        setter.join().unwrap();
+    }
+}

@@ -1,0 +1,711 @@
+//! The table in `scope.lock`: which live pod holds which scope, and who lent it.
+//!
+//! Pure: no file, clock or process in here, so the promise "at most one writer per path" can be fuzzed and
+//! checked against a model. Whether a pod lives is asked through a closure.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::words::identity::{Life, Pid, PodId, PodName};
+use crate::words::limits::Limits;
+use crate::words::scope::{Access, EffectiveScope, Loan, Reach, Rule, Verdict};
+
+/// The version of the file format that this program reads and writes.
+pub const TABLE_VERSION: u64 = 1;
+
+/// Whether the entry's process is there yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AllocationState {
+    /// Reserved by a spawner whose life file it names; the pod itself has not come yet.
+    Starting,
+    /// Held by the pod itself.
+    Live,
+}
+
+/// One entry: a pod and the scope it holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Allocation {
+    /// Unique among live pods of this user.
+    pub pod_id: PodId,
+    /// The name it was asked to have.
+    pub name: PodName,
+    /// Its process, for people; liveness is the life lock.
+    pub pid: Pid,
+    /// Start time of the process in clock ticks since boot (proc_pid_stat(5), field 22).
+    pub start_time: u64,
+    /// The nonce that names its life file.
+    pub life: Life,
+    /// Whether the pod is there yet.
+    pub state: AllocationState,
+    /// The session that spawned it, kept when the pod is re-parented; `None` for a pod that a person started.
+    pub spawned_by: Option<String>,
+    /// Its socket.
+    pub socket: String,
+    /// Its own rules. A pod without read rules reads everything.
+    pub scope_allow: Vec<Rule>,
+    /// The pod whose scope this was lent from, `None` for a root.
+    pub delegated_from: Option<PodId>,
+    /// When the entry was made, in seconds since 1970.
+    #[serde(default)]
+    pub since: u64,
+    /// Fields of a later minor version, kept as they are.
+    #[serde(flatten)]
+    pub extra: BTreeMap<String, Value>,
+}
+
+impl Allocation {
+    /// The rules that allow writing.
+    pub fn write_rules(&self) -> impl Iterator<Item = &Rule> {
+        self.scope_allow.iter().filter(|rule| rule.writes())
+    }
+}
+
+/// Why the text of a table is not used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TableError {
+    /// The text is no table of this format, or breaks an invariant; the sentence says which.
+    Invalid(String),
+    /// A later program wrote it.
+    Newer(u64),
+}
+
+impl fmt::Display for TableError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TableError::Invalid(reason) => f.write_str(reason),
+            TableError::Newer(version) => {
+                write!(f, "it has version {version}, this program knows version {TABLE_VERSION}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for TableError {}
+
+/// Why a start or a loan is refused. The text names the holder and what to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// Another pod holds a path of the wanted rule.
+    Held {
+        /// The rule that was asked for.
+        wanted: Rule,
+        /// Who holds it.
+        holder: PodId,
+        /// The holder's process.
+        pid: Pid,
+        /// The holder's rule.
+        rule: Rule,
+    },
+    /// The spawner itself does not hold the wanted rule.
+    NotMine {
+        /// The rule that was asked for.
+        wanted: Rule,
+        /// The pod that wanted to lend it.
+        spawner: PodId,
+    },
+    /// A limit is reached.
+    Limit {
+        /// What is limited, in words.
+        what: String,
+        /// The limit's value.
+        limit: usize,
+        /// The setting that changes it.
+        setting: &'static str,
+    },
+    /// The pod_id or life is not in the table, or is there twice.
+    Entry(String),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Held { wanted, holder, pid, rule } => write!(
+                f,
+                "write scope \"{}\" is held by pod \"{holder}\" (pid {pid}, rule \"{rule}\"); stop it with \"insomnia stop {holder}\" or ask for a scope that does not meet it",
+                wanted.path()
+            ),
+            Refusal::NotMine { wanted, spawner } => write!(
+                f,
+                "scope \"{wanted}\" is not inside the scope of pod \"{spawner}\"; a pod can lend only what it may use itself"
+            ),
+            Refusal::Limit { what, limit, setting } => {
+                write!(f, "{what}: the limit is {limit} (manifest setting \"limits.{setting}\")")
+            }
+            Refusal::Entry(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// All entries of `scope.lock`; always valid.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AllocationTable {
+    version: u64,
+    allocations: Vec<Allocation>,
+    #[serde(flatten)]
+    extra: BTreeMap<String, Value>,
+}
+
+impl Default for AllocationTable {
+    fn default() -> Self {
+        AllocationTable { version: TABLE_VERSION, allocations: Vec::new(), extra: BTreeMap::new() }
+    }
+}
+
+impl AllocationTable {
+    /// Reads a table from the file's text and validates it.
+    ///
+    /// # Errors
+    /// `TableError::Newer` for a later version, `TableError::Invalid` for anything else that is wrong.
+    pub fn parse(text: &[u8]) -> Result<AllocationTable, TableError> {
+        #[derive(Deserialize)]
+        struct Version {
+            version: u64,
+        }
+        if text.iter().all(u8::is_ascii_whitespace) {
+            return Err(TableError::Invalid("it is empty".into()));
+        }
+        let not_json =
+            |error: serde_json::Error| TableError::Invalid(format!("it is no valid table: {error}"));
+        let version = serde_json::from_slice::<Version>(text).map_err(not_json)?.version;
+        if version > TABLE_VERSION {
+            return Err(TableError::Newer(version));
+        }
+        let table: AllocationTable = serde_json::from_slice(text).map_err(not_json)?;
+        table.validate()?;
+        Ok(table)
+    }
+
+    /// The complete text of the file.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        // Strings, numbers and lists cannot fail to serialize; an empty text would be refused before the rename.
+        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+
+    /// Makes a valid table of entries found elsewhere, for `scope repair`. A spawner that is gone is left out.
+    ///
+    /// # Errors
+    /// `TableError::Invalid` when the entries contradict each other, such as two writers of one path.
+    pub fn rebuild(mut allocations: Vec<Allocation>) -> Result<AllocationTable, TableError> {
+        let ids: HashSet<PodId> = allocations.iter().map(|a| a.pod_id.clone()).collect();
+        for allocation in &mut allocations {
+            allocation.delegated_from = allocation.delegated_from.take().filter(|id| ids.contains(id));
+        }
+        let table = AllocationTable { allocations, ..AllocationTable::default() };
+        table.validate()?;
+        Ok(table)
+    }
+
+    /// Checks every invariant: version, unique ids and lives, spawners that exist, no cycles, each child's
+    /// writing inside its spawner's, and no two writers of one path except along a line of lending.
+    ///
+    /// # Errors
+    /// `TableError::Invalid` with the first fault found.
+    pub fn validate(&self) -> Result<(), TableError> {
+        let invalid = |reason: String| Err(TableError::Invalid(reason));
+        if self.version != TABLE_VERSION {
+            return invalid(format!("it has version {}", self.version));
+        }
+        let mut by_id: HashMap<&PodId, &Allocation> = HashMap::with_capacity(self.allocations.len());
+        let mut lives: HashSet<&Life> = HashSet::with_capacity(self.allocations.len());
+        for allocation in &self.allocations {
+            if by_id.insert(&allocation.pod_id, allocation).is_some() {
+                return invalid(format!("pod \"{}\" is in it twice", allocation.pod_id));
+            }
+            if !lives.insert(&allocation.life) {
+                return invalid(format!("two entries have the life {}", allocation.life));
+            }
+        }
+        let lines = Lines { by_id };
+        for allocation in &self.allocations {
+            lines.check_spawner(allocation)?;
+        }
+        lines.check_one_writer(&self.allocations)
+    }
+
+    /// All entries, in the order in which they were registered.
+    #[must_use]
+    pub fn allocations(&self) -> &[Allocation] {
+        &self.allocations
+    }
+
+    /// The entry of this pod.
+    #[must_use]
+    pub fn get(&self, pod_id: &PodId) -> Option<&Allocation> {
+        self.allocations.iter().find(|a| a.pod_id == *pod_id)
+    }
+
+    /// The entry of this very life.
+    #[must_use]
+    pub fn by_life(&self, life: &Life) -> Option<&Allocation> {
+        self.allocations.iter().find(|a| a.life == *life)
+    }
+
+    /// The pods that `pod_id` lent a part of its scope to.
+    pub fn children<'a>(&'a self, pod_id: &'a PodId) -> impl Iterator<Item = &'a Allocation> {
+        self.allocations.iter().filter(move |a| a.delegated_from.as_ref() == Some(pod_id))
+    }
+
+    /// All pods below `pod_id`, spawners before the spawned.
+    #[must_use]
+    pub fn subtree<'a>(&'a self, pod_id: &'a PodId) -> Vec<&'a Allocation> {
+        let mut found: Vec<&Allocation> = self.children(pod_id).collect();
+        let mut next = 0;
+        while let Some(allocation) = found.get(next) {
+            let id = &allocation.pod_id;
+            found.extend(self.children(id));
+            next += 1;
+        }
+        found
+    }
+
+    /// The pods above `pod_id`, its spawner first.
+    #[must_use]
+    pub fn ancestors(&self, pod_id: &PodId) -> Vec<&Allocation> {
+        let mut found = Vec::new();
+        let mut current = self.get(pod_id);
+        while let Some(above) = current.and_then(|a| a.delegated_from.as_ref()).and_then(|id| self.get(id)) {
+            found.push(above);
+            current = Some(above);
+        }
+        found
+    }
+
+    /// What a pod may do now: its own rules minus what its children hold. `None` without an entry.
+    #[must_use]
+    pub fn effective(&self, pod_id: &PodId) -> Option<EffectiveScope> {
+        let mut allow = self.get(pod_id)?.scope_allow.clone();
+        if allow.iter().all(Rule::writes) {
+            allow.extend(Rule::new("/", Access::Read, Reach::Recursive));
+        }
+        Some(EffectiveScope { allow, lent: self.loans(pod_id) })
+    }
+
+    /// The write rules that live children of `pod_id` hold.
+    #[must_use]
+    pub fn loans(&self, pod_id: &PodId) -> Vec<Loan> {
+        let loan =
+            |child: &Allocation, rule: &Rule| Loan { holder: child.pod_id.clone(), rule: rule.clone() };
+        self.children(pod_id)
+            .flat_map(|child| child.write_rules().map(move |rule| loan(child, rule)))
+            .collect()
+    }
+
+    /// The line of pods that hold a scope over `path`, the outermost first; the last one may write it.
+    #[must_use]
+    pub fn holders(&self, path: &str) -> Vec<&Allocation> {
+        let holds = |a: &&Allocation| a.write_rules().any(|rule| rule.covers(path));
+        let mut line: Vec<&Allocation> = self.allocations.iter().filter(holds).collect();
+        line.sort_by_key(|a| self.ancestors(&a.pod_id).len());
+        line
+    }
+
+    /// The first unused pod_id for this name.
+    #[must_use]
+    pub fn free_id(&self, name: &PodName) -> PodId {
+        let mut n = 1;
+        loop {
+            let candidate = PodId::candidate(name, n);
+            if self.get(&candidate).is_none() {
+                return candidate;
+            }
+            n += 1;
+        }
+    }
+
+    /// Adds a root pod.
+    ///
+    /// # Errors
+    /// `Refusal::Held` when any pod holds a path of its write rules, `Refusal::Limit` when the user's pods are
+    /// as many as allowed, `Refusal::Entry` when the pod_id or life is taken. The table is unchanged then.
+    pub fn register(&mut self, allocation: Allocation, limits: &Limits) -> Result<(), Refusal> {
+        self.check_new(&allocation, limits)?;
+        if allocation.delegated_from.is_some() {
+            return Err(Refusal::Entry(format!("pod \"{}\" is no root pod", allocation.pod_id)));
+        }
+        for wanted in allocation.write_rules() {
+            if let Some(refusal) = self.conflict(wanted, None) {
+                return Err(refusal);
+            }
+        }
+        self.allocations.push(allocation);
+        Ok(())
+    }
+
+    /// Adds a pod that gets a part of the scope of the pod it names in `delegated_from`.
+    ///
+    /// # Errors
+    /// As `register`, and `Refusal::NotMine` when a rule is not inside the spawner's effective scope.
+    pub fn lend(&mut self, allocation: Allocation, limits: &Limits) -> Result<(), Refusal> {
+        self.check_new(&allocation, limits)?;
+        let spawner = allocation.delegated_from.clone().unwrap_or_else(|| allocation.pod_id.clone());
+        let Some(effective) = self.effective(&spawner) else {
+            return Err(Refusal::Entry(format!("pod \"{spawner}\" has no entry")));
+        };
+        let depth = self.ancestors(&spawner).len() + 2;
+        if depth > limits.depth {
+            let what = format!("pod \"{}\" would be at depth {depth}", allocation.pod_id);
+            return Err(Refusal::Limit { what, limit: limits.depth, setting: "depth" });
+        }
+        if self.children(&spawner).count() >= limits.pods_per_spawner {
+            let what = format!("pod \"{spawner}\" has as many running pods as it may");
+            return Err(Refusal::Limit { what, limit: limits.pods_per_spawner, setting: "pods_per_spawner" });
+        }
+        for wanted in &allocation.scope_allow {
+            match effective.judge_loan(wanted) {
+                Verdict::Allowed => {}
+                Verdict::Lent(loan) => return Err(self.held_by(wanted, &loan.holder, &loan.rule)),
+                Verdict::Outside => {
+                    let line: Vec<PodId> = self
+                        .ancestors(&spawner)
+                        .iter()
+                        .map(|a| a.pod_id.clone())
+                        .chain([spawner.clone()])
+                        .collect();
+                    let held = wanted.writes().then(|| self.conflict(wanted, Some(&line))).flatten();
+                    return Err(held.unwrap_or(Refusal::NotMine { wanted: wanted.clone(), spawner }));
+                }
+            }
+        }
+        self.allocations.push(allocation);
+        Ok(())
+    }
+
+    /// Puts the pod's own life and process into the entry that was reserved for it, and returns the entry.
+    ///
+    /// # Errors
+    /// `Refusal::Entry` when no such reservation is there (any more).
+    pub fn adopt(
+        &mut self,
+        reservation: &Life,
+        life: Life,
+        pid: Pid,
+        start_time: u64,
+    ) -> Result<Allocation, Refusal> {
+        let reserved = |a: &&mut Allocation| a.life == *reservation && a.state == AllocationState::Starting;
+        let Some(entry) = self.allocations.iter_mut().find(reserved) else {
+            return Err(Refusal::Entry(
+                "the reservation for this pod is gone: its spawner gave up or ended; start it again".into(),
+            ));
+        };
+        entry.life = life;
+        entry.pid = pid;
+        entry.start_time = start_time;
+        entry.state = AllocationState::Live;
+        Ok(entry.clone())
+    }
+
+    /// Takes the entry of this very life out; its children go to its own spawner. `None` when it is not there.
+    pub fn release(&mut self, life: &Life) -> Option<Allocation> {
+        let at = self.allocations.iter().position(|a| a.life == *life)?;
+        let gone = self.allocations.remove(at);
+        for allocation in &mut self.allocations {
+            if allocation.delegated_from.as_ref() == Some(&gone.pod_id) {
+                allocation.delegated_from.clone_from(&gone.delegated_from);
+            }
+        }
+        Some(gone)
+    }
+
+    /// Releases every entry that `is_dead` says is dead, and returns them.
+    ///
+    /// Re-parenting one dead entry's children can only move them to another entry, so one pass that judges each
+    /// entry once is the fixed point.
+    pub fn reclaim(&mut self, is_dead: impl Fn(&Allocation) -> bool) -> Vec<Allocation> {
+        let dead: Vec<Life> =
+            self.allocations.iter().filter(|a| is_dead(a)).map(|a| a.life.clone()).collect();
+        dead.iter().filter_map(|life| self.release(life)).collect()
+    }
+
+    fn check_new(&self, allocation: &Allocation, limits: &Limits) -> Result<(), Refusal> {
+        if self.get(&allocation.pod_id).is_some() || self.by_life(&allocation.life).is_some() {
+            return Err(Refusal::Entry(format!("a pod \"{}\" is registered already", allocation.pod_id)));
+        }
+        if self.allocations.len() >= limits.pods_per_user {
+            let what = "this user has as many running pods as allowed".to_owned();
+            return Err(Refusal::Limit { what, limit: limits.pods_per_user, setting: "pods_per_user" });
+        }
+        let writes: Vec<&Rule> = allocation.write_rules().collect();
+        for (at, rule) in writes.iter().enumerate() {
+            if writes.iter().skip(at + 1).any(|other| other == rule) {
+                return Err(Refusal::Entry(format!("scope rule \"{rule}\" is given twice")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The innermost pod that holds a path of `wanted`, the pods of `line` excepted.
+    fn conflict(&self, wanted: &Rule, line: Option<&[PodId]>) -> Option<Refusal> {
+        let others = self.allocations.iter().filter(|a| !line.is_some_and(|line| line.contains(&a.pod_id)));
+        let held = others.flat_map(|a| a.write_rules().map(move |rule| (a, rule)));
+        let (holder, rule) = held
+            .filter(|(_, rule)| rule.overlaps(wanted))
+            .max_by_key(|(a, rule)| (rule.covers(wanted.path()), self.ancestors(&a.pod_id).len()))?;
+        Some(Refusal::Held {
+            wanted: wanted.clone(),
+            holder: holder.pod_id.clone(),
+            pid: holder.pid,
+            rule: rule.clone(),
+        })
+    }
+
+    fn held_by(&self, wanted: &Rule, holder: &PodId, rule: &Rule) -> Refusal {
+        match self.get(holder) {
+            Some(entry) => Refusal::Held {
+                wanted: wanted.clone(),
+                holder: holder.clone(),
+                pid: entry.pid,
+                rule: rule.clone(),
+            },
+            None => Refusal::Entry(format!("pod \"{holder}\" has no entry")),
+        }
+    }
+}
+
+/// The lines of lending, looked up by id while a table is validated.
+struct Lines<'a> {
+    by_id: HashMap<&'a PodId, &'a Allocation>,
+}
+
+impl<'a> Lines<'a> {
+    fn spawner(&self, allocation: &Allocation) -> Option<&'a Allocation> {
+        allocation.delegated_from.as_ref().and_then(|id| self.by_id.get(id)).copied()
+    }
+
+    fn is_above(&self, above: &Allocation, below: &Allocation) -> bool {
+        std::iter::successors(self.spawner(below), |a| self.spawner(a)).any(|a| a.pod_id == above.pod_id)
+    }
+
+    fn check_spawner(&self, allocation: &Allocation) -> Result<(), TableError> {
+        let id = &allocation.pod_id;
+        let Some(spawner_id) = &allocation.delegated_from else { return Ok(()) };
+        let Some(spawner) = self.spawner(allocation) else {
+            return Err(TableError::Invalid(format!(
+                "pod \"{id}\" names a spawner \"{spawner_id}\" that is not in it"
+            )));
+        };
+        // A line longer than the table has come back to itself.
+        let line = std::iter::successors(Some(spawner), |a| self.spawner(a)).take(self.by_id.len() + 1);
+        if line.count() > self.by_id.len() {
+            return Err(TableError::Invalid(format!("the spawners of pod \"{id}\" form a circle")));
+        }
+        for rule in allocation.write_rules() {
+            if !spawner.write_rules().any(|own| own.contains(rule)) {
+                return Err(TableError::Invalid(format!(
+                    "pod \"{id}\" holds \"{rule}\", which is not inside the scope of its spawner \"{spawner_id}\""
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sorted by components, every rule that can meet a later one is still on the stack of its prefixes, so
+    /// the cost stays near linear in the number of rules.
+    fn check_one_writer(&self, allocations: &'a [Allocation]) -> Result<(), TableError> {
+        let mut rules: Vec<(&Allocation, &Rule)> =
+            allocations.iter().flat_map(|a| a.write_rules().map(move |rule| (a, rule))).collect();
+        rules.sort_by(|(_, a), (_, b)| by_components(a.path(), b.path()));
+        let mut prefixes: Vec<(&Allocation, &Rule)> = Vec::new();
+        for (owner, rule) in rules {
+            while prefixes
+                .last()
+                .is_some_and(|(_, top)| !crate::words::scope::is_within(rule.path(), top.path()))
+            {
+                prefixes.pop();
+            }
+            for (other, above) in &prefixes {
+                let related = other.pod_id == owner.pod_id
+                    || self.is_above(other, owner)
+                    || self.is_above(owner, other);
+                if !related && above.overlaps(rule) {
+                    return Err(TableError::Invalid(format!(
+                        "pods \"{}\" and \"{}\" both hold \"{}\"",
+                        other.pod_id,
+                        owner.pod_id,
+                        rule.path()
+                    )));
+                }
+            }
+            prefixes.push((owner, rule));
+        }
+        Ok(())
+    }
+}
+
+/// Orders paths so that whatever lies below a directory follows it directly.
+fn by_components(a: &str, b: &str) -> Ordering {
+    a.split('/').filter(|part| !part.is_empty()).cmp(b.split('/').filter(|part| !part.is_empty()))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// An entry for tests: the pod_id doubles as the name, and the life is made from the number.
+    pub(crate) fn entry(id: &str, number: u32, scope: &[&str], spawner: Option<&str>) -> Allocation {
+        Allocation {
+            pod_id: PodId::new(id).unwrap(),
+            name: PodName::new(id).unwrap(),
+            pid: Pid::new(1000 + i32::try_from(number).unwrap()).unwrap(),
+            start_time: 1,
+            life: Life::new(format!("{number:032x}")).unwrap(),
+            state: AllocationState::Live,
+            spawned_by: None,
+            socket: format!("/run/{id}/sock"),
+            scope_allow: scope.iter().map(|text| Rule::try_from((*text).to_owned()).unwrap()).collect(),
+            delegated_from: spawner.map(|id| PodId::new(id).unwrap()),
+            since: 0,
+            extra: BTreeMap::new(),
+        }
+    }
+
+    fn id(text: &str) -> PodId {
+        PodId::new(text).unwrap()
+    }
+
+    fn family() -> AllocationTable {
+        let limits = Limits::default();
+        let mut table = AllocationTable::default();
+        table.register(entry("root", 1, &["/w:write"], None), &limits).unwrap();
+        table.lend(entry("mid", 2, &["/w/a:write"], Some("root")), &limits).unwrap();
+        table.lend(entry("leaf", 3, &["/w/a/b:write"], Some("mid")), &limits).unwrap();
+        table.validate().unwrap();
+        table
+    }
+
+    #[test]
+    fn refuses_a_second_writer_and_names_the_first() {
+        let mut table = family();
+        for wanted in ["/w:write", "/w/x:write", "/w/a/b/c:write", "/:write"] {
+            let before = table.clone();
+            let refusal = table.register(entry("other", 9, &[wanted], None), &Limits::default()).unwrap_err();
+            assert!(matches!(refusal, Refusal::Held { .. }), "{wanted}: {refusal}");
+            assert_eq!(table, before);
+        }
+        let innermost =
+            table.register(entry("other", 9, &["/w/a/b:write"], None), &Limits::default()).unwrap_err();
+        let text = innermost.to_string();
+        assert!(
+            text.contains("\"leaf\"") && text.contains("pid 1003") && text.contains("/w/a/b:write"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn reading_conflicts_with_nobody() {
+        let mut table = family();
+        table.register(entry("reader", 9, &["/w:read"], None), &Limits::default()).unwrap();
+        table.register(entry("nothing", 10, &[], None), &Limits::default()).unwrap();
+        table.validate().unwrap();
+    }
+
+    #[test]
+    fn lends_only_from_what_is_left() {
+        let mut table = family();
+        let limits = Limits::default();
+        let held = table.lend(entry("x", 9, &["/w/a:write"], Some("root")), &limits).unwrap_err();
+        assert!(held.to_string().contains("held by pod \"mid\""), "{held}");
+        let sibling = table.lend(entry("x", 9, &["/w/c:write"], Some("mid")), &limits).unwrap_err();
+        assert!(matches!(sibling, Refusal::NotMine { .. }), "{sibling}");
+        let nobody = table.lend(entry("x", 9, &["/w/c:write"], Some("ghost")), &limits).unwrap_err();
+        assert!(matches!(nobody, Refusal::Entry(_)), "{nobody}");
+        table.lend(entry("x", 9, &["/w/c:write:flat"], Some("root")), &limits).unwrap();
+        let wider = table.lend(entry("y", 10, &["/w/c:write"], Some("x")), &limits).unwrap_err();
+        assert!(matches!(wider, Refusal::NotMine { .. }), "recursive never fits inside flat: {wider}");
+    }
+
+    #[test]
+    fn a_child_may_not_read_more_than_its_spawner() {
+        let mut table = AllocationTable::default();
+        let limits = Limits::default();
+        table.register(entry("root", 1, &["/w:write", "/usr:read"], None), &limits).unwrap();
+        assert!(table.lend(entry("a", 2, &["/etc:read"], Some("root")), &limits).is_err());
+        table.lend(entry("b", 3, &["/usr/lib:read", "/w:read"], Some("root")), &limits).unwrap();
+    }
+
+    #[test]
+    fn an_end_gives_the_scope_back_and_re_parents_the_children() {
+        let mut table = family();
+        let root = id("root");
+        assert!(matches!(table.effective(&root).unwrap().judge_write("/w/a/f"), Verdict::Lent(_)));
+        let life = table.get(&id("mid")).unwrap().life.clone();
+        table.release(&life).unwrap();
+        table.validate().unwrap();
+        assert_eq!(table.get(&id("leaf")).unwrap().delegated_from, Some(root.clone()));
+        let effective = table.effective(&root).unwrap();
+        assert_eq!(effective.judge_write("/w/a/f"), Verdict::Allowed);
+        assert!(matches!(effective.judge_write("/w/a/b/f"), Verdict::Lent(_)));
+        assert!(table.release(&life).is_none(), "a late second release does nothing");
+    }
+
+    #[test]
+    fn reclaims_every_dead_entry_at_once() {
+        let mut table = family();
+        let gone = table.reclaim(|a| a.pod_id.as_str() != "leaf");
+        assert_eq!(gone.len(), 2);
+        assert_eq!(table.get(&id("leaf")).unwrap().delegated_from, None);
+        table.validate().unwrap();
+    }
+
+    #[test]
+    fn limits_are_named_with_their_setting() {
+        let mut table = family();
+        let check = |table: &mut AllocationTable, limits: Limits, expected: &str| {
+            let refusal = table.lend(entry("x", 9, &[], Some("leaf")), &limits).unwrap_err().to_string();
+            assert!(refusal.contains(expected), "{refusal}");
+        };
+        check(&mut table, Limits { depth: 3, ..Limits::default() }, "limits.depth");
+        check(&mut table, Limits { pods_per_spawner: 0, ..Limits::default() }, "limits.pods_per_spawner");
+        check(&mut table, Limits { pods_per_user: 3, ..Limits::default() }, "limits.pods_per_user");
+    }
+
+    #[test]
+    fn a_reservation_is_adopted_once() {
+        let mut table = family();
+        let mut reserved = entry("kid", 9, &["/w/k:write"], Some("root"));
+        reserved.state = AllocationState::Starting;
+        let reservation = reserved.life.clone();
+        table.lend(reserved, &Limits::default()).unwrap();
+        let life = Life::new("f".repeat(32)).unwrap();
+        let adopted = table.adopt(&reservation, life.clone(), Pid::new(77).unwrap(), 5).unwrap();
+        assert_eq!((adopted.life, adopted.state), (life.clone(), AllocationState::Live));
+        assert!(table.adopt(&reservation, life, Pid::new(78).unwrap(), 5).is_err());
+    }
+
+    #[test]
+    fn l11_content_that_makes_no_sense_is_refused() {
+        let good = family().to_text();
+        assert_eq!(AllocationTable::parse(good.as_bytes()).unwrap(), family());
+        let twice = good.replace("\"pod_id\": \"mid\"", "\"pod_id\": \"root\"");
+        let circle = good.replacen("\"delegated_from\": null", "\"delegated_from\": \"leaf\"", 1);
+        let stranger = good.replace("\"delegated_from\": \"mid\"", "\"delegated_from\": \"ghost\"");
+        let overlap = good.replace("\"delegated_from\": \"root\"", "\"delegated_from\": null");
+        let outside = good.replace("/w/a/b:write", "/x:write");
+        let pid = good.replace("\"pid\": 1001", "\"pid\": 1");
+        let spaces = " ".repeat(1 << 20);
+        for bad in
+            ["", "{", "null", "[]", "{}", &twice, &circle, &stranger, &overlap, &outside, &pid, &spaces]
+        {
+            let error = AllocationTable::parse(bad.as_bytes()).unwrap_err();
+            assert!(matches!(error, TableError::Invalid(_)), "{error}");
+        }
+        let newer = good.replace("\"version\": 1", "\"version\": 2");
+        assert_eq!(AllocationTable::parse(newer.as_bytes()), Err(TableError::Newer(2)));
+    }
+
+    #[test]
+    fn unknown_fields_survive_a_rewrite() {
+        let text = family().to_text().replacen("\"pod_id\"", "\"colour\": \"red\", \"pod_id\"", 1);
+        let table = AllocationTable::parse(text.as_bytes()).unwrap();
+        assert!(table.to_text().contains("\"colour\": \"red\""));
+    }
+}

@@ -1,0 +1,210 @@
+//! Who a pod is: its name, its unique id, one life of it, and the process that lives it.
+//!
+//! Pure. Each type checks its text once, in the constructor, so that no name that reached us over a socket
+//! or out of a file can become a path or a signal by surprise.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Longest name that a person or a model may ask for, in bytes.
+pub const MAX_NAME_BYTES: usize = 32;
+/// Longest pod_id: a name and a suffix such as `-1000`, in bytes.
+pub const MAX_POD_ID_BYTES: usize = MAX_NAME_BYTES + 8;
+/// Length of a life in hexadecimal digits (128 random bits).
+pub const LIFE_DIGITS: usize = 32;
+
+/// Why a text is no name, pod_id, life or pid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdentityError(String);
+
+impl fmt::Display for IdentityError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for IdentityError {}
+
+fn check_name(kind: &str, text: &str, max_bytes: usize) -> Result<(), IdentityError> {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == '-';
+    let good_start = text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
+    if good_start && text.len() <= max_bytes && text.chars().all(allowed) {
+        return Ok(());
+    }
+    let shown: String = text.chars().take(64).flat_map(char::escape_default).collect();
+    Err(IdentityError(format!(
+        "{kind} \"{shown}\" is not allowed: use 1 to {max_bytes} of a-z, 0-9, \"_\" and \"-\", first a letter or digit"
+    )))
+}
+
+macro_rules! text_type {
+    ($(#[$doc:meta])* $type:ident, $check:expr) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $type(String);
+
+        impl $type {
+            /// Checks `text` and keeps it.
+            ///
+            /// # Errors
+            /// When the text breaks the rule of this type; the message says which.
+            pub fn new(text: impl Into<String>) -> Result<Self, IdentityError> {
+                let text = text.into();
+                $check(&text)?;
+                Ok(Self(text))
+            }
+
+            /// The text itself.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl TryFrom<String> for $type {
+            type Error = IdentityError;
+            fn try_from(text: String) -> Result<Self, IdentityError> {
+                Self::new(text)
+            }
+        }
+
+        impl From<$type> for String {
+            fn from(value: $type) -> String {
+                value.0
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+text_type!(
+    /// The name that a person or a model asked for; not unique.
+    PodName,
+    |text: &str| check_name("name", text, MAX_NAME_BYTES)
+);
+
+text_type!(
+    /// The unique identity among the live pods of this user: the name, or the name with `-2`, `-3`...
+    PodId,
+    |text: &str| check_name("pod_id", text, MAX_POD_ID_BYTES)
+);
+
+text_type!(
+    /// The random nonce of one run of a pod; it never comes again and tells a pod from its successor.
+    Life,
+    |text: &str| {
+        let digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        if text.len() == LIFE_DIGITS && text.bytes().all(digit) {
+            Ok(())
+        } else {
+            Err(IdentityError(format!("a life is {LIFE_DIGITS} digits of 0-9 and a-f")))
+        }
+    }
+);
+
+impl PodId {
+    /// The `n`-th candidate for a pod of this name: the name itself, then `name-2`, `name-3`...
+    #[must_use]
+    pub fn candidate(name: &PodName, n: usize) -> PodId {
+        if n <= 1 { PodId(name.0.clone()) } else { PodId(format!("{name}-{n}")) }
+    }
+}
+
+/// A process number that can belong to a pod: above 1, so that it is never a group, everyone, or init.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "i32", into = "i32")]
+pub struct Pid(i32);
+
+impl Pid {
+    /// Checks a process number.
+    ///
+    /// # Errors
+    /// When it is below 2: kill(2) gives 1, 0 and negative numbers other meanings.
+    pub fn new(number: i32) -> Result<Self, IdentityError> {
+        if number > 1 { Ok(Pid(number)) } else { Err(IdentityError(format!("pid {number} is below 2"))) }
+    }
+
+    /// The number itself.
+    #[must_use]
+    pub fn get(self) -> i32 {
+        self.0
+    }
+}
+
+impl TryFrom<i32> for Pid {
+    type Error = IdentityError;
+    fn try_from(number: i32) -> Result<Self, IdentityError> {
+        Pid::new(number)
+    }
+}
+
+impl From<Pid> for i32 {
+    fn from(pid: Pid) -> i32 {
+        pid.0
+    }
+}
+
+impl fmt::Display for Pid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_strict_rule() {
+        for good in ["a", "coder", "0", "a_b-c", "x2", &"n".repeat(32)] {
+            assert!(PodName::new(good).is_ok(), "{good}");
+        }
+        let long = "n".repeat(33);
+        for bad in [
+            "",
+            ".",
+            "..",
+            "a/b",
+            "../x",
+            "-rf",
+            "_x",
+            "a\nb",
+            "a\x1b[2J",
+            " ",
+            "scope.lock",
+            "CON",
+            "é",
+            &long,
+        ] {
+            assert!(PodName::new(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_shows_the_name_harmlessly() {
+        let error = PodName::new("a\x1b[2J").unwrap_err().to_string();
+        assert!(error.contains("a\\u{1b}[2J"), "{error}");
+    }
+
+    #[test]
+    fn a_second_pod_of_one_name_gets_a_number() {
+        let name = PodName::new("coder").unwrap();
+        assert_eq!(PodId::candidate(&name, 1).as_str(), "coder");
+        assert_eq!(PodId::candidate(&name, 3).as_str(), "coder-3");
+    }
+
+    #[test]
+    fn a_pid_below_two_is_refused() {
+        for bad in [1, 0, -1, i32::MIN] {
+            assert!(serde_json::from_str::<Pid>(&bad.to_string()).is_err());
+        }
+        assert_eq!(serde_json::from_str::<Pid>("2").unwrap().get(), 2);
+    }
+}

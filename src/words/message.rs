@@ -1,0 +1,286 @@
+//! The conversation in our own words: what is logged, sent to people, and translated at a provider's edge.
+//!
+//! Pure. `history.jsonl` holds one `LoggedItem` a line; `get_history` and the `item` event send the same.
+
+use std::ops::AddAssign;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::words::identity::PodId;
+
+/// Why a turn began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// Somebody sent input.
+    Run,
+    /// A notice woke the idle pod.
+    Wake,
+    /// A failed, cancelled or interrupted turn goes on.
+    Resume,
+}
+
+/// How a turn ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TurnResult {
+    /// The model was done.
+    Finished,
+    /// The model could not be asked any more.
+    Failed,
+    /// Somebody cancelled it, or the pod was stopped.
+    Cancelled,
+    /// It reached the limit of model requests.
+    Limit,
+}
+
+/// Why the model stopped speaking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stop {
+    /// It was done.
+    Done,
+    /// It wants tools to run.
+    ToolUse,
+    /// It reached the limit of tokens of one reply.
+    Length,
+    /// It refused, or a content filter did.
+    Refusal,
+}
+
+/// Tokens as the provider counted them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Usage {
+    /// Tokens read, cached ones included.
+    pub input_tokens: u64,
+    /// Tokens written.
+    pub output_tokens: u64,
+    /// Of the tokens read, those that came from the provider's cache.
+    pub cached_tokens: u64,
+}
+
+impl AddAssign for Usage {
+    fn add_assign(&mut self, other: Usage) {
+        self.input_tokens = self.input_tokens.saturating_add(other.input_tokens);
+        self.output_tokens = self.output_tokens.saturating_add(other.output_tokens);
+        self.cached_tokens = self.cached_tokens.saturating_add(other.cached_tokens);
+    }
+}
+
+/// One tool call of the model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ToolCall {
+    /// Ties the call to its result; unique in the conversation.
+    pub id: String,
+    /// Which tool.
+    pub name: String,
+    /// Its arguments: always an object, `{}` when the model gave none.
+    pub input: Value,
+}
+
+/// One reply of the model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AssistantMessage {
+    /// What it said.
+    pub text: String,
+    /// The tools it wants run, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// Reasoning blocks as the provider sent them, to be passed back unchanged.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub thinking: Vec<Value>,
+    /// Why it stopped.
+    pub stop: Stop,
+    /// Tokens of this request.
+    #[serde(default)]
+    pub usage: Usage,
+}
+
+/// One line of the history.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Item {
+    /// The first line of a session, and one more each time it is continued.
+    Session {
+        /// The pod whose history this is.
+        pod_id: PodId,
+        /// Version of the program that wrote it.
+        program: String,
+    },
+    /// A turn began.
+    TurnStarted {
+        /// Its number, from 1.
+        turn: u64,
+        /// Why it began.
+        cause: Cause,
+    },
+    /// Text from a person or another pod.
+    Input {
+        /// The text.
+        text: String,
+        /// The pod that sent it; absent for a person.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<PodId>,
+    },
+    /// A block of notices, marked as from the system.
+    Notification {
+        /// The whole block as the model reads it.
+        text: String,
+    },
+    /// A reply of the model.
+    Assistant(AssistantMessage),
+    /// What a tool answered.
+    ToolResult {
+        /// The call it answers.
+        id: String,
+        /// Which tool.
+        name: String,
+        /// Whether it did what was asked.
+        ok: bool,
+        /// The answer, or the sentence that says what went wrong.
+        text: String,
+    },
+    /// A request to the model failed; tried again or not.
+    ModelError {
+        /// What went wrong.
+        message: String,
+    },
+    /// A turn ended.
+    TurnEnded {
+        /// Its number.
+        turn: u64,
+        /// How it ended.
+        result: TurnResult,
+        /// Why, where it did not finish.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        message: Option<String>,
+    },
+}
+
+/// An item and when it was logged.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoggedItem {
+    /// Milliseconds since 1970.
+    pub at: u64,
+    /// The item itself.
+    #[serde(flatten)]
+    pub item: Item,
+}
+
+/// What a session's items say about the pod, kept up to date item by item so that no answer reads the log.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Summary {
+    /// Number of the running or last turn; 0 before the first.
+    pub turn: u64,
+    /// The assistant's text in that turn so far, its replies joined by a blank line.
+    pub last_response: String,
+    /// Tokens of all requests.
+    pub usage: Usage,
+    /// Requests to the model so far, the failed ones included.
+    pub requests: u64,
+    /// How the last turn ended; `None` before the first end and while a turn runs.
+    pub last_result: Option<TurnResult>,
+}
+
+impl Summary {
+    /// Takes one more item into account.
+    pub fn add(&mut self, item: &Item) {
+        match item {
+            Item::TurnStarted { turn, .. } => {
+                self.turn = *turn;
+                self.last_response.clear();
+                self.last_result = None;
+            }
+            Item::Assistant(message) => {
+                self.requests += 1;
+                self.usage += message.usage;
+                if !message.text.is_empty() {
+                    if !self.last_response.is_empty() {
+                        self.last_response.push_str("\n\n");
+                    }
+                    self.last_response.push_str(&message.text);
+                }
+            }
+            Item::ModelError { .. } => self.requests += 1,
+            Item::TurnEnded { result, .. } => self.last_result = Some(*result),
+            Item::Session { .. }
+            | Item::Input { .. }
+            | Item::Notification { .. }
+            | Item::ToolResult { .. } => {}
+        }
+    }
+}
+
+/// The tool calls that have no result yet, oldest first.
+#[must_use]
+pub fn open_calls(items: &[Item]) -> Vec<ToolCall> {
+    let mut open: Vec<ToolCall> = Vec::new();
+    for item in items {
+        match item {
+            Item::Assistant(message) => open.extend(message.tool_calls.iter().cloned()),
+            Item::ToolResult { id, .. } => open.retain(|call| call.id != *id),
+            Item::Session { .. }
+            | Item::TurnStarted { .. }
+            | Item::Input { .. }
+            | Item::Notification { .. }
+            | Item::ModelError { .. }
+            | Item::TurnEnded { .. } => {}
+        }
+    }
+    open
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One item of each kind, as README documents them.
+    fn samples() -> Vec<Item> {
+        let call =
+            ToolCall { id: "c1".into(), name: "ReadFile".into(), input: serde_json::json!({"path": "a"}) };
+        vec![
+            Item::Session { pod_id: PodId::new("main").unwrap(), program: "0.1.0".into() },
+            Item::TurnStarted { turn: 1, cause: Cause::Run },
+            Item::Input { text: "do it".into(), from: None },
+            Item::Notification { text: "<notices/>".into() },
+            Item::Assistant(AssistantMessage {
+                text: "I read".into(),
+                tool_calls: vec![call],
+                thinking: vec![],
+                stop: Stop::ToolUse,
+                usage: Usage { input_tokens: 3, output_tokens: 2, cached_tokens: 1 },
+            }),
+            Item::ToolResult { id: "c1".into(), name: "ReadFile".into(), ok: true, text: "x".into() },
+            Item::ModelError { message: "overloaded".into() },
+            Item::TurnEnded { turn: 1, result: TurnResult::Finished, message: None },
+        ]
+    }
+
+    #[test]
+    fn every_item_survives_a_round_trip_as_one_line() {
+        for item in samples() {
+            let logged = LoggedItem { at: 5, item };
+            let line = serde_json::to_string(&logged).unwrap();
+            assert!(!line.contains('\n'));
+            assert_eq!(serde_json::from_str::<LoggedItem>(&line).unwrap(), logged);
+        }
+    }
+
+    #[test]
+    fn the_summary_follows_the_items() {
+        let mut summary = Summary::default();
+        samples().iter().for_each(|item| summary.add(item));
+        assert_eq!((summary.turn, summary.requests), (1, 2));
+        assert_eq!(summary.last_response, "I read");
+        assert_eq!(summary.last_result, Some(TurnResult::Finished));
+    }
+
+    #[test]
+    fn a_call_without_a_result_is_open() {
+        let items = samples();
+        assert_eq!(open_calls(items.get(..5).unwrap()).len(), 1);
+        assert!(open_calls(&items).is_empty());
+    }
+}

@@ -1,0 +1,370 @@
+//! Scope rules and their algebra: which paths a pod may read and write, and what remains after lending.
+//!
+//! Pure. A `Rule` holds a path that is absolute and canonical already (`store::paths` makes it so); here paths
+//! are compared by components, never by string prefix, so `/w/src` does not cover `/w/src-old`.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::words::identity::PodId;
+
+/// Why a text is no scope rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScopeError(pub String);
+
+impl fmt::Display for ScopeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ScopeError {}
+
+/// What a rule allows. Write includes read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Access {
+    /// Reading only; never in conflict with anyone.
+    Read,
+    /// Writing and reading; exclusive on this machine for this user.
+    Write,
+}
+
+/// How far a rule reaches below its directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reach {
+    /// The directory and everything below it.
+    Recursive,
+    /// The directory itself and its direct children.
+    Flat,
+}
+
+/// A rule as somebody wrote it: the path may be relative and full of links.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleText {
+    /// The path as written, not empty.
+    pub path: String,
+    /// What it allows.
+    pub access: Access,
+    /// How far it reaches.
+    pub reach: Reach,
+}
+
+impl RuleText {
+    /// Parses `PATH:read|write[:recursive|:flat]`, split from the right because a path may contain `:`.
+    ///
+    /// # Errors
+    /// When the access is missing, a word is unknown, or the path is empty or contains NUL.
+    pub fn parse(text: &str) -> Result<RuleText, ScopeError> {
+        let malformed = |reason: &str| {
+            let shown: String = text.chars().take(200).flat_map(char::escape_debug).collect();
+            ScopeError(format!(
+                "scope rule \"{shown}\" is not valid: {reason}; write PATH:read or PATH:write, with \":recursive\" (the default) or \":flat\" after it"
+            ))
+        };
+        let (rest, reach) = match text.rsplit_once(':') {
+            Some((rest, "recursive")) => (rest, Reach::Recursive),
+            Some((rest, "flat")) => (rest, Reach::Flat),
+            Some(_) => (text, Reach::Recursive),
+            None => return Err(malformed("it has no access")),
+        };
+        let (path, access) = match rest.rsplit_once(':') {
+            Some((path, "read")) => (path, Access::Read),
+            Some((path, "write")) => (path, Access::Write),
+            Some(_) | None => return Err(malformed("the access must be \"read\" or \"write\"")),
+        };
+        if path.is_empty() {
+            return Err(malformed("its path is empty"));
+        }
+        if path.contains('\0') {
+            return Err(malformed("its path contains a NUL byte"));
+        }
+        Ok(RuleText { path: path.to_owned(), access, reach })
+    }
+}
+
+/// One scope rule with an absolute canonical path.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Rule {
+    path: String,
+    access: Access,
+    reach: Reach,
+}
+
+impl Rule {
+    /// Makes a rule from a path that is canonical already.
+    ///
+    /// # Errors
+    /// When the path is not absolute or not in normal form: no `.`, `..`, `//`, trailing `/` or NUL.
+    pub fn new(path: &str, access: Access, reach: Reach) -> Result<Rule, ScopeError> {
+        if is_normal(path) {
+            return Ok(Rule { path: path.to_owned(), access, reach });
+        }
+        let shown: String = path.chars().take(200).flat_map(char::escape_debug).collect();
+        Err(ScopeError(format!("scope path \"{shown}\" is not absolute and in normal form")))
+    }
+
+    /// The directory that the rule names.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// What the rule allows.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// How far the rule reaches.
+    #[must_use]
+    pub fn reach(&self) -> Reach {
+        self.reach
+    }
+
+    /// Whether the rule allows writing.
+    #[must_use]
+    pub fn writes(&self) -> bool {
+        self.access == Access::Write
+    }
+
+    /// Whether `path`, absolute and in normal form, lies within the rule's reach.
+    #[must_use]
+    pub fn covers(&self, path: &str) -> bool {
+        match self.reach {
+            Reach::Recursive => is_within(path, &self.path),
+            Reach::Flat => path == self.path || parent(path) == Some(self.path.as_str()),
+        }
+    }
+
+    /// Whether every path that `other` covers is covered by this rule. Access does not matter here.
+    #[must_use]
+    pub fn contains(&self, other: &Rule) -> bool {
+        match (self.reach, other.reach) {
+            (Reach::Recursive, _) => is_within(&other.path, &self.path),
+            (Reach::Flat, Reach::Flat) => self.path == other.path,
+            (Reach::Flat, Reach::Recursive) => false,
+        }
+    }
+
+    /// Whether some path is covered by both rules. Access does not matter here.
+    ///
+    /// Two rules meet exactly when one covers the directory of the other, flat rules included: the children of
+    /// two different directories are never the same path.
+    #[must_use]
+    pub fn overlaps(&self, other: &Rule) -> bool {
+        self.covers(&other.path) || other.covers(&self.path)
+    }
+}
+
+impl TryFrom<String> for Rule {
+    type Error = ScopeError;
+    fn try_from(text: String) -> Result<Rule, ScopeError> {
+        let rule = RuleText::parse(&text)?;
+        Rule::new(&rule.path, rule.access, rule.reach)
+    }
+}
+
+impl From<Rule> for String {
+    fn from(rule: Rule) -> String {
+        rule.to_string()
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let access = match self.access {
+            Access::Read => "read",
+            Access::Write => "write",
+        };
+        let reach = match self.reach {
+            Reach::Recursive => "recursive",
+            Reach::Flat => "flat",
+        };
+        write!(f, "{}:{access}:{reach}", self.path)
+    }
+}
+
+/// A part of a scope that is lent, and to whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loan {
+    /// The live child that holds it.
+    pub holder: PodId,
+    /// The write rule that the child holds.
+    pub rule: Rule,
+}
+
+/// Whether a path may be written, and if not, why not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Inside the effective write scope.
+    Allowed,
+    /// Lent to a child, which alone may write it now.
+    Lent(Loan),
+    /// Never in the scope.
+    Outside,
+}
+
+/// What a pod may do right now: its own rules, minus what its live children hold.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EffectiveScope {
+    /// The pod's own rules, as in its lock entry.
+    pub allow: Vec<Rule>,
+    /// Write rules of its live children.
+    pub lent: Vec<Loan>,
+}
+
+impl EffectiveScope {
+    /// Whether `path` may be written. What is lent is denied last, so that a deny always wins.
+    #[must_use]
+    pub fn judge_write(&self, path: &str) -> Verdict {
+        if !self.allow.iter().any(|rule| rule.writes() && rule.covers(path)) {
+            return Verdict::Outside;
+        }
+        match self.lent.iter().find(|loan| loan.rule.covers(path)) {
+            Some(loan) => Verdict::Lent(loan.clone()),
+            None => Verdict::Allowed,
+        }
+    }
+
+    /// Whether `path` may be read. Reading what was lent stays allowed.
+    #[must_use]
+    pub fn may_read(&self, path: &str) -> bool {
+        self.allow.iter().any(|rule| rule.covers(path))
+    }
+
+    /// Whether the whole of `rule` could be lent: one own rule contains it and no loan meets it.
+    #[must_use]
+    pub fn judge_loan(&self, rule: &Rule) -> Verdict {
+        let inside = |own: &&Rule| own.contains(rule) && (own.writes() || !rule.writes());
+        if !self.allow.iter().any(|own| inside(&own)) {
+            return Verdict::Outside;
+        }
+        if !rule.writes() {
+            return Verdict::Allowed;
+        }
+        match self.lent.iter().find(|loan| loan.rule.overlaps(rule)) {
+            Some(loan) => Verdict::Lent(loan.clone()),
+            None => Verdict::Allowed,
+        }
+    }
+
+    /// Whether the pod may read everything, so that a shell that reads everywhere gives it nothing new.
+    #[must_use]
+    pub fn reads_everywhere(&self) -> bool {
+        self.allow.iter().any(|rule| rule.path == "/" && rule.reach == Reach::Recursive)
+    }
+}
+
+/// Whether `path` is absolute and has no `.`, `..`, empty component or NUL.
+#[must_use]
+pub fn is_normal(path: &str) -> bool {
+    let Some(rest) = path.strip_prefix('/') else { return false };
+    path == "/" || rest.split('/').all(|part| !matches!(part, "" | "." | "..") && !part.contains('\0'))
+}
+
+/// Whether `path` is `directory` or lies below it, by components; both in normal form.
+#[must_use]
+pub fn is_within(path: &str, directory: &str) -> bool {
+    match path.strip_prefix(directory) {
+        Some(rest) => rest.is_empty() || rest.starts_with('/') || directory == "/",
+        None => false,
+    }
+}
+
+/// The directory that holds `path`, `None` for the root itself.
+#[must_use]
+pub fn parent(path: &str) -> Option<&str> {
+    match path.rsplit_once('/') {
+        Some(("", "")) | None => None,
+        Some(("", _)) => Some("/"),
+        Some((directory, _)) => Some(directory),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(text: &str) -> Rule {
+        Rule::try_from(text.to_owned()).unwrap()
+    }
+
+    #[test]
+    fn rule_texts_are_split_from_the_right() {
+        let check = |text: &str, expected: &str| assert_eq!(rule(text).to_string(), expected);
+        check("/a:write", "/a:write:recursive");
+        check("/a:read:flat", "/a:read:flat");
+        check("/a:write:write", "/a:write:write:recursive");
+        check("/a:b c:write:recursive", "/a:b c:write:recursive");
+        check("/日本:write", "/日本:write:recursive");
+        check("/:read", "/:read:recursive");
+    }
+
+    #[test]
+    fn refuses_rules_that_say_nothing_clear() {
+        for bad in
+            ["", ":", "/a", "/a:", "/a:rw", ":write", "/a:write:deep", "/a\0:write", "recursive", "a:flat"]
+        {
+            assert!(RuleText::parse(bad).is_err(), "{bad:?}");
+        }
+        for bad in ["a:write", "/a/:write", "/a//b:write", "/a/../b:write", "/./a:write", "//:read"] {
+            assert!(Rule::try_from(bad.to_owned()).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn p01_and_s04_a_sibling_with_the_same_beginning_is_outside() {
+        let src = rule("/w/src:write");
+        assert!(src.covers("/w/src") && src.covers("/w/src/a/b"));
+        for outside in ["/w/src-old/a", "/w/srcx", "/w/src.bak/a", "/w", "/"] {
+            assert!(!src.covers(outside), "{outside}");
+        }
+        for other in ["/w/src-2:write", "/w/sr:write", "/w/src.d:write"] {
+            assert!(!src.overlaps(&rule(other)), "{other}");
+        }
+    }
+
+    #[test]
+    fn flat_reaches_the_direct_children_only() {
+        let flat = rule("/w:write:flat");
+        assert!(flat.covers("/w") && flat.covers("/w/a") && !flat.covers("/w/a/b"));
+        assert!(flat.contains(&rule("/w:write:flat")));
+        assert!(!flat.contains(&rule("/w:write:recursive")) && !flat.contains(&rule("/w/a:write:flat")));
+        assert!(rule("/w:write").contains(&rule("/w/a:write:flat")));
+        assert!(flat.overlaps(&rule("/w/a:write")) && !flat.overlaps(&rule("/w/a/b:write")));
+        let root = rule("/:write:flat");
+        assert!(root.covers("/a") && !root.covers("/a/b"));
+    }
+
+    #[test]
+    fn s03_overlap_is_found_both_ways() {
+        let lib = rule("/w/lib:write");
+        for other in ["/w/lib/foo.ts:write", "/w:write", "/:write", "/w/lib:write"] {
+            assert!(lib.overlaps(&rule(other)) && rule(other).overlaps(&lib), "{other}");
+        }
+    }
+
+    #[test]
+    fn what_is_lent_is_denied_and_still_readable() {
+        let holder = PodId::new("coder").unwrap();
+        let loan = Loan { holder, rule: rule("/w/core:write") };
+        let scope =
+            EffectiveScope { allow: vec![rule("/w:write"), rule("/:read")], lent: vec![loan.clone()] };
+        assert_eq!(scope.judge_write("/w/a"), Verdict::Allowed);
+        assert_eq!(scope.judge_write("/w/core/f"), Verdict::Lent(loan.clone()));
+        assert_eq!(scope.judge_write("/etc"), Verdict::Outside);
+        assert!(scope.may_read("/w/core/f") && scope.may_read("/etc/passwd"));
+        assert_eq!(scope.judge_loan(&rule("/w:write")), Verdict::Lent(loan));
+        assert_eq!(scope.judge_loan(&rule("/w/docs:write")), Verdict::Allowed);
+        assert_eq!(scope.judge_loan(&rule("/etc:write")), Verdict::Outside);
+        assert_eq!(scope.judge_loan(&rule("/etc:read")), Verdict::Allowed);
+    }
+
+    #[test]
+    fn s10_an_empty_scope_writes_nothing() {
+        assert_eq!(EffectiveScope::default().judge_write("/w"), Verdict::Outside);
+        assert!(!EffectiveScope::default().may_read("/w"));
+    }
+}
