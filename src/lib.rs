@@ -32,3 +32,13 @@ pub mod sys {
     /// parsed on such a thread in the tests.
     pub const STACK_BYTES: usize = 256 << 10;
 }
+
+/// What lies on disk.
+pub mod store {
+    pub mod manifest;
+}
+
+/// What lies outside the process: other pods and the model.
+pub mod wire {
+    pub mod provider;
+}
