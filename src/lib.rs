@@ -35,7 +35,13 @@ pub mod sys {
 
 /// What lies on disk.
 pub mod store {
+    pub mod instruction;
+    pub mod life;
     pub mod manifest;
+    pub mod paths;
+    pub mod registry;
+    pub mod scope_lock;
+    pub mod session;
 }
 
 /// What lies outside the process: other pods and the model.

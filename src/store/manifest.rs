@@ -154,3 +154,280 @@ impl Default for Manifest {
         }
     }
 }
+
+/// Where a layer came from; later ones win.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The user's own file.
+    User,
+    /// The project's file in a directory that the user does not trust.
+    Project,
+    /// The project's file in a directory that the user trusts.
+    TrustedProject,
+    /// What the spawner, or a person on the command line, gave along.
+    Overlay,
+}
+
+/// One layer: the keys that were given, and where.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Layer {
+    source: Source,
+    place: String,
+    given: Map<String, Value>,
+}
+
+impl Layer {
+    /// Reads a layer from the text of a file called `place`; relative paths in it are made absolute against
+    /// `base`.
+    ///
+    /// # Errors
+    /// `Error::Manifest` naming file, line and key for an unknown key or a wrong type.
+    pub fn parse(text: &str, source: Source, place: &str, base: &Path) -> Result<Layer> {
+        let wrong = |error: serde_json::Error| {
+            Error::Manifest(format!(
+                "manifest \"{}\" is not valid: {}",
+                harmless_line(place),
+                harmless_line(&error.to_string())
+            ))
+        };
+        serde_json::from_str::<Manifest>(text).map_err(wrong)?;
+        let mut given: Map<String, Value> = serde_json::from_str(text).map_err(wrong)?;
+        make_absolute(&mut given, base);
+        Ok(Layer { source, place: place.to_owned(), given })
+    }
+
+    /// Makes a layer of an overlay that this program has put together.
+    ///
+    /// # Errors
+    /// As `parse`.
+    pub fn overlay(given: &Value, place: &str) -> Result<Layer> {
+        Layer::parse(&given.to_string(), Source::Overlay, place, Path::new("/"))
+    }
+
+    /// Whether the layer gives anything that could widen rights; the sentence names the key.
+    fn check_project(&self, below: &Manifest) -> Result<()> {
+        let refuse = |key: &str| {
+            Err(Error::Manifest(format!(
+                "manifest \"{}\" may not set \"{key}\": it comes with the project; set it in your own manifest, or list the project's directory there in \"trusted_projects\"",
+                harmless_line(&self.place)
+            )))
+        };
+        for key in ["pod_command", "scope", "trusted_projects", "protect_git"] {
+            if self.given.contains_key(key) {
+                return refuse(key);
+            }
+        }
+        let keys_of = |key: &str| self.given.get(key).and_then(Value::as_object).into_iter().flatten();
+        if let Some((key, _)) = keys_of("provider").find(|(key, _)| *key != "model") {
+            return refuse(&format!("provider.{key}"));
+        }
+        for (key, value) in keys_of("shell") {
+            let narrows = match key.as_str() {
+                "network" => value == &Value::Bool(false) || below.shell.network,
+                "timeout_seconds" => {
+                    value.as_u64().is_some_and(|seconds| seconds <= below.shell.timeout_seconds)
+                }
+                _ => false,
+            };
+            if !narrows {
+                return refuse(&format!("shell.{key}"));
+            }
+        }
+        let limits = serde_json::to_value(&below.limits).unwrap_or_default();
+        for (key, value) in keys_of("limits") {
+            if value.as_u64() > limits.get(key).and_then(Value::as_u64) {
+                return refuse(&format!("limits.{key}"));
+            }
+        }
+        let instruction = self.given.get("instruction").and_then(Value::as_str).unwrap_or("$insomnia/");
+        if !instruction.starts_with("$insomnia/") && !instruction.starts_with("$project/") {
+            return refuse("instruction");
+        }
+        Ok(())
+    }
+}
+
+/// Lays the layers over the built-in settings, the first one lowest. Objects are laid over key by key, denied
+/// tools add up, everything else is replaced.
+///
+/// # Errors
+/// `Error::Manifest` when a project that is not trusted would widen rights.
+pub fn lay_over(layers: &[Layer]) -> Result<Manifest> {
+    let mut manifest = Manifest::default();
+    for layer in layers {
+        if layer.source == Source::Project {
+            layer.check_project(&manifest)?;
+        }
+        let mut whole = serde_json::to_value(&manifest).unwrap_or_default();
+        let mut denied = manifest.tools.deny;
+        lay_value(&mut whole, &Value::Object(layer.given.clone()));
+        manifest = serde_json::from_value(whole).map_err(|error| {
+            Error::Manifest(format!("manifest \"{}\" is not valid: {error}", harmless_line(&layer.place)))
+        })?;
+        denied.extend(
+            manifest.tools.deny.iter().filter(|tool| !denied.contains(tool)).cloned().collect::<Vec<_>>(),
+        );
+        manifest.tools.deny = denied;
+    }
+    Ok(manifest)
+}
+
+fn lay_value(below: &mut Value, above: &Value) {
+    match (below, above) {
+        (Value::Object(below), Value::Object(above)) => {
+            for (key, value) in above {
+                lay_value(below.entry(key.clone()).or_insert(Value::Null), value);
+            }
+        }
+        (below, above) => *below = above.clone(),
+    }
+}
+
+/// Paths in a manifest are relative to the file they stand in, and must mean the same to a child elsewhere.
+fn make_absolute(given: &mut Map<String, Value>, base: &Path) {
+    let absolute = |value: &mut Value| {
+        if let Some(text) = value.as_str().filter(|text| !text.is_empty()) {
+            *value = Value::from(base.join(text).to_string_lossy());
+        }
+    };
+    let provider = given.get_mut("provider").and_then(Value::as_object_mut);
+    for (_, value) in
+        provider.into_iter().flatten().filter(|(key, _)| *key == "file" || *key == "api_key_file")
+    {
+        absolute(value);
+    }
+    let all_absolute = |list: Option<&mut Value>| {
+        list.and_then(Value::as_array_mut).into_iter().flatten().for_each(absolute);
+    };
+    all_absolute(given.get_mut("shell").and_then(|shell| shell.get_mut("writable")));
+    all_absolute(given.get_mut("trusted_projects"));
+    all_absolute(given.get_mut("scope"));
+    if let Some(value) = given.get_mut("instruction") {
+        if value.as_str().is_some_and(|text| !text.starts_with('$')) {
+            absolute(value);
+        }
+    }
+}
+
+/// Reads the user's and the project's manifest, as far as they exist, and puts the overlays on top.
+///
+/// # Errors
+/// As `Layer::parse` and `lay_over`, and when a file that exists cannot be read.
+pub fn gather(config: &Path, directory: &Path, overlays: Vec<Layer>) -> Result<Manifest> {
+    let mut layers: Vec<Layer> = Vec::new();
+    let user = config.join("manifest.json");
+    layers.extend(read_layer(&user, Source::User)?);
+    let trusted = lay_over(&layers)?.trusted_projects;
+    if let Some(project) = super::paths::nearest_upward(directory, ".insomnia/manifest.json") {
+        let is_trusted = trusted.iter().any(|path| path.canonicalize().is_ok_and(|path| path == project));
+        let source = if is_trusted { Source::TrustedProject } else { Source::Project };
+        layers.extend(read_layer(&project.join(".insomnia/manifest.json"), source)?);
+    }
+    layers.extend(overlays);
+    lay_over(&layers)
+}
+
+fn read_layer(path: &Path, source: Source) -> Result<Option<Layer>> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.len() > MANIFEST_BYTES_MAX => {
+            return Err(Error::Manifest(format!("manifest \"{}\" is larger than 1 MiB", path.display())));
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(Error::io(format!("read manifest \"{}\"", path.display()), source)),
+    }
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| Error::io(format!("read manifest \"{}\"", path.display()), source))?;
+    let base = path.parent().unwrap_or(Path::new("/"));
+    // A project's manifest lies in `.insomnia`, and its paths are those of the project.
+    let base = if base.ends_with(".insomnia") { base.parent().unwrap_or(base) } else { base };
+    Layer::parse(&text, source, &path.to_string_lossy(), base).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layer(source: Source, text: &str) -> Layer {
+        Layer::parse(text, source, "m.json", Path::new("/p")).unwrap()
+    }
+
+    #[test]
+    fn later_layers_win_and_denied_tools_add_up() {
+        let manifest = lay_over(&[
+            layer(
+                Source::User,
+                r#"{"provider":{"kind":"script","file":"s.json"},"tools":{"deny":["Shell"]}}"#,
+            ),
+            layer(
+                Source::Project,
+                r#"{"provider":{"model":"m"},"tools":{"deny":["WriteFile"]},"limits":{"steps":5}}"#,
+            ),
+            layer(Source::Overlay, r#"{"tools":{"deny":[]},"wake_on_events":false}"#),
+        ])
+        .unwrap();
+        assert_eq!(manifest.provider.file, Some("/p/s.json".into()));
+        assert_eq!(manifest.provider.model.as_deref(), Some("m"));
+        assert_eq!(manifest.tools.deny, ["Shell", "WriteFile"]);
+        assert!(!manifest.wake_on_events);
+        assert_eq!(manifest.limits.steps, 5);
+    }
+
+    #[test]
+    fn s01_a_project_cannot_widen_rights() {
+        for (text, key) in [
+            (r#"{"provider":{"base_url":"http://evil"}}"#, "provider.base_url"),
+            (r#"{"pod_command":["sh"]}"#, "pod_command"),
+            (r#"{"scope":["/:write"]}"#, "scope"),
+            (r#"{"shell":{"sandbox":"off"}}"#, "shell.sandbox"),
+            (r#"{"shell":{"env":["KEY"]}}"#, "shell.env"),
+            (r#"{"shell":{"writable":["/"]}}"#, "shell.writable"),
+            (r#"{"trusted_projects":["/p"]}"#, "trusted_projects"),
+            (r#"{"limits":{"depth":5}}"#, "limits.depth"),
+            (r#"{"protect_git":false}"#, "protect_git"),
+            (r#"{"instruction":"/home/u/.ssh/id"}"#, "instruction"),
+        ] {
+            let error = lay_over(&[layer(Source::Project, text)]).unwrap_err().to_string();
+            assert!(error.contains(&format!("\"{key}\"")) && error.contains("trusted_projects"), "{error}");
+            lay_over(&[layer(Source::TrustedProject, text)]).unwrap();
+        }
+        let off = layer(Source::User, r#"{"shell":{"network":false}}"#);
+        assert!(lay_over(&[off.clone(), layer(Source::Project, r#"{"shell":{"network":true}}"#)]).is_err());
+        assert!(lay_over(&[off, layer(Source::Project, r#"{"shell":{"network":false}}"#)]).is_ok());
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_file_and_line() {
+        let parse =
+            |text: &str| Layer::parse(text, Source::User, "/u/manifest.json", Path::new("/")).unwrap_err();
+        let error = parse("{\n \"provder\": {}\n}").to_string();
+        assert!(
+            error.contains("/u/manifest.json") && error.contains("provder") && error.contains("line 2"),
+            "{error}"
+        );
+        for bad in
+            ["", "[]", "{\"limits\":{\"depht\":1}}", "{\"provider\":{\"kind\":\"magic\"}}", "{\"scope\":1}"]
+        {
+            parse(bad);
+        }
+    }
+
+    #[test]
+    fn the_project_is_read_from_the_nearest_directory_upward() {
+        let place = tempfile::tempdir().unwrap();
+        let (config, project) = (place.path().join("config"), place.path().join("project"));
+        std::fs::create_dir_all(project.join("a/b")).unwrap();
+        std::fs::create_dir_all(project.join(".insomnia")).unwrap();
+        std::fs::create_dir_all(&config).unwrap();
+        let manifest = project.join(".insomnia/manifest.json");
+        std::fs::write(&manifest, r#"{"provider":{"model":"near"}}"#).unwrap();
+        let found = gather(&config, &project.join("a/b"), vec![]).unwrap();
+        assert_eq!(found.provider.model.as_deref(), Some("near"));
+        std::fs::write(&manifest, r#"{"provider":{"kind":"script","file":"s"}}"#).unwrap();
+        assert!(gather(&config, &project.join("a/b"), vec![]).is_err());
+        let trust = serde_json::json!({ "trusted_projects": [project] }).to_string();
+        std::fs::write(config.join("manifest.json"), trust).unwrap();
+        let found = gather(&config, &project.join("a/b"), vec![]).unwrap();
+        assert_eq!(found.provider.file, Some(project.join("s")));
+    }
+}

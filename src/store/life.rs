@@ -1,0 +1,207 @@
+//! Life files: a pod is alive exactly while somebody holds the exclusive lock on `life/<nonce>`.
+//!
+//! Probes and watchers ask for the shared lock, so they never take each other for the owner. Measured on
+//! running, stopped, zombie and gone processes: the lock is right in each case, a process number is not.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::store::paths::RuntimeDirectory;
+use crate::sys::clock::random_hex;
+use crate::sys::file::{self, LockedFile};
+use crate::sys::process;
+use crate::sys::wait::Cancel;
+use crate::words::allocation::Allocation;
+use crate::words::error::{Error, Result};
+use crate::words::identity::{LIFE_DIGITS, Life};
+
+const DIRECTORY: &str = "life";
+/// The largest life file that is read: one entry of the table.
+const CONTENT_BYTES_MAX: usize = 1 << 20;
+
+/// A life file whose exclusive lock this process holds.
+#[derive(Debug)]
+pub struct HeldLife {
+    life: Life,
+    lock: LockedFile,
+}
+
+/// What a look at a life file says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holding {
+    /// Somebody holds it: the pod lives.
+    Held,
+    /// Nobody holds it: the pod is dead.
+    Free,
+    /// There is no such file, which proves nothing.
+    Missing,
+}
+
+/// A new random life.
+///
+/// # Errors
+/// When the system gives no random bytes.
+pub fn new_life() -> Result<Life> {
+    let text = random_hex(LIFE_DIGITS / 2).map_err(|source| Error::io("read random bytes", source))?;
+    Ok(Life::new(text)?)
+}
+
+fn file_name(life: &Life) -> PathBuf {
+    Path::new(DIRECTORY).join(life.as_str())
+}
+
+impl HeldLife {
+    /// Creates the life file and locks it. To be called under the lock of `scope.lock`, where nobody sweeps.
+    ///
+    /// # Errors
+    /// When the file cannot be created or locked.
+    pub fn create(runtime: &RuntimeDirectory, life: Life) -> Result<HeldLife> {
+        let failed = |source| Error::io(format!("create life file \"{life}\""), source);
+        file::make_directory_at(runtime.descriptor(), Path::new(DIRECTORY), 0o700).map_err(failed)?;
+        let created = file::create_at(runtime.descriptor(), &file_name(&life), 0o600).map_err(failed)?;
+        match file::try_lock_exclusive(created).map_err(failed)? {
+            Ok(lock) => Ok(HeldLife { life, lock }),
+            Err(_) => Err(Error::told(format!("life file \"{life}\" is held by somebody else"))),
+        }
+    }
+
+    /// Which life it is.
+    #[must_use]
+    pub fn life(&self) -> &Life {
+        &self.life
+    }
+
+    /// Writes the pod's own entry into the file, from which `scope repair` can rebuild the table.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn record(&self, allocation: &Allocation) -> Result<()> {
+        use std::os::unix::fs::FileExt;
+        let text = serde_json::to_string(allocation).unwrap_or_default();
+        let failed = |source| Error::io(format!("write life file \"{}\"", self.life), source);
+        self.lock.file().write_all_at(text.as_bytes(), 0).map_err(failed)?;
+        self.lock.file().set_len(text.len() as u64).map_err(failed)
+    }
+
+    /// Keeps the life held until the process ends.
+    pub fn keep_until_exit(self) {
+        self.lock.keep_until_exit();
+    }
+}
+
+/// Looks whether a life is held, without waiting.
+#[must_use]
+pub fn probe(runtime: &RuntimeDirectory, life: &Life) -> Holding {
+    let Ok(opened) = file::open_at(runtime.descriptor(), &file_name(life)) else { return Holding::Missing };
+    match file::try_lock_shared(opened) {
+        Ok(Ok(_)) => Holding::Free,
+        Ok(Err(_)) => Holding::Held,
+        Err(error) => {
+            log::warn!("cannot probe life {life}: {error}"); // without proof of death a pod counts as alive
+            Holding::Held
+        }
+    }
+}
+
+/// Whether the pod of this entry is dead for sure.
+///
+/// A missing life file proves nothing: then the process must be gone, a zombie, or another one.
+#[must_use]
+pub fn is_dead(runtime: &RuntimeDirectory, allocation: &Allocation) -> bool {
+    match probe(runtime, &allocation.life) {
+        Holding::Held => false,
+        Holding::Free => true,
+        Holding::Missing => !process::process_stat(allocation.pid.get())
+            .is_some_and(|stat| !stat.is_zombie && stat.start_time == allocation.start_time),
+    }
+}
+
+/// Waits without a limit until nobody holds this life. For watcher threads.
+///
+/// # Errors
+/// When the file cannot be opened or locked; a missing one is an end.
+pub fn wait_for_end(runtime: &RuntimeDirectory, life: &Life) -> Result<()> {
+    match file::open_at(runtime.descriptor(), &file_name(life)) {
+        Ok(opened) => file::lock_shared(opened)
+            .map(drop)
+            .map_err(|source| Error::io(format!("watch life {life}"), source)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(Error::io(format!("watch life {life}"), source)),
+    }
+}
+
+/// Waits until the pod of this entry is dead; `false` at the deadline or when cancelled.
+#[must_use]
+pub fn ended_by(
+    runtime: &RuntimeDirectory,
+    allocation: &Allocation,
+    cancel: &Cancel,
+    deadline: Instant,
+) -> bool {
+    let mut pause = Duration::from_micros(500);
+    loop {
+        if is_dead(runtime, allocation) {
+            return true;
+        }
+        if Instant::now() >= deadline || cancel.sleep(pause) {
+            return false;
+        }
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+/// Removes a life file whose entry is gone. To be called under the lock of `scope.lock`.
+pub fn remove(runtime: &RuntimeDirectory, life: &Life) {
+    if let Err(error) = file::remove_at(runtime.descriptor(), &file_name(life)) {
+        log::debug!("life file {life} stays: {error}"); // the next sweep takes it
+    }
+}
+
+/// All life files that are there, with the entry that each holds, if it can be read.
+#[must_use]
+pub fn all(runtime: &RuntimeDirectory) -> Vec<(Life, Option<Allocation>)> {
+    let listed = file::open_directory_at(runtime.descriptor(), Path::new(DIRECTORY)).and_then(file::entries);
+    let names = listed.unwrap_or_default(); // no directory, no lives
+    let lives = names.into_iter().filter_map(|(name, _)| Life::new(name.into_string().ok()?).ok());
+    lives
+        .map(|life| {
+            let content = file::open_at(runtime.descriptor(), &file_name(&life))
+                .and_then(|opened| file::read_whole(&opened, CONTENT_BYTES_MAX));
+            let entry = content.ok().and_then(|text| serde_json::from_slice(&text).ok());
+            (life, entry)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_life_is_held_until_its_owner_lets_go() {
+        let place = tempfile::tempdir().unwrap();
+        let runtime = RuntimeDirectory::open_or_create(&place.path().join("r")).unwrap();
+        let life = new_life().unwrap();
+        assert_eq!(probe(&runtime, &life), Holding::Missing);
+        let held = HeldLife::create(&runtime, life.clone()).unwrap();
+        assert_eq!(probe(&runtime, &life), Holding::Held);
+        assert_eq!(all(&runtime), vec![(life.clone(), None)]);
+        drop(held);
+        assert_eq!(probe(&runtime, &life), Holding::Free);
+        wait_for_end(&runtime, &life).unwrap();
+        remove(&runtime, &life);
+        assert_eq!(probe(&runtime, &life), Holding::Missing);
+    }
+
+    #[test]
+    fn without_a_life_file_only_the_very_process_counts() {
+        let place = tempfile::tempdir().unwrap();
+        let runtime = RuntimeDirectory::open_or_create(&place.path().join("r")).unwrap();
+        let mut entry = crate::words::allocation::tests::entry("a", 1, &[], None);
+        entry.pid = crate::words::identity::Pid::new(process::own_pid()).unwrap();
+        entry.start_time = process::process_stat(process::own_pid()).unwrap().start_time;
+        assert!(!is_dead(&runtime, &entry));
+        entry.start_time += 1;
+        assert!(is_dead(&runtime, &entry), "l06: the number was given to another process");
+    }
+}

@@ -1,0 +1,251 @@
+//! `spawned_pods.json`: the pods that this pod knows, and those that it knew.
+//!
+//! Shared by the turn, connections and watchers; on disk before the request that changed it is answered. The
+//! map is never locked while the disk is written.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::sys::file;
+use crate::words::error::{Error, Result};
+use crate::words::identity::{Life, PodId, PodName};
+use crate::words::scope::Rule;
+
+const NAME: &str = "spawned_pods.json";
+const TEMPORARY: &str = "spawned_pods.json.new";
+/// Ended pods that are remembered, so that their output can still be read.
+const ENDED_MAX: usize = 64;
+const FILE_BYTES_MAX: usize = 4 << 20;
+
+/// How a pod came to be known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// This pod spawned it.
+    Spawned,
+    /// Somebody introduced it.
+    Introduced,
+    /// It was spawned below this pod.
+    Descendant,
+}
+
+/// A known pod.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PodRecord {
+    /// Its id.
+    pub pod_id: PodId,
+    /// The name it was asked to have.
+    pub name: PodName,
+    /// Its socket.
+    pub socket: PathBuf,
+    /// Its rules.
+    pub scope: Vec<Rule>,
+    /// How it came to be known.
+    pub origin: Origin,
+    /// Its life.
+    pub life: Life,
+    /// The folder of its session, where known.
+    pub state_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Content {
+    version: u64,
+    pods: Vec<PodRecord>,
+    ended: Vec<PodRecord>,
+}
+
+#[derive(Debug)]
+struct Memory {
+    content: Content,
+    changes: u64,
+}
+
+/// The known pods of one session.
+#[derive(Debug)]
+pub struct Registry {
+    directory: PathBuf,
+    // A channel will not do: connection threads must change it before they answer, without the controller.
+    memory: Mutex<Memory>,
+    ended: Condvar,
+    /// The number of the newest change on disk; held while writing, so that an older one never follows it.
+    written: Mutex<u64>,
+}
+
+impl Registry {
+    /// The registry in this session folder; an empty one where there is no file yet.
+    ///
+    /// # Errors
+    /// When the file is there but cannot be read.
+    pub fn open(directory: &Path) -> Result<Registry> {
+        let path = directory.join(NAME);
+        let content = match std::fs::File::open(&path) {
+            Ok(opened) => {
+                let text = file::read_whole(&opened, FILE_BYTES_MAX)
+                    .map_err(|source| Error::io(format!("read \"{}\"", path.display()), source))?;
+                serde_json::from_slice(&text).map_err(|error| {
+                    Error::told(format!(
+                        "\"{}\" is damaged: {error}; move it away to go on without it",
+                        path.display()
+                    ))
+                })?
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Content { version: 1, pods: Vec::new(), ended: Vec::new() }
+            }
+            Err(source) => return Err(Error::io(format!("open \"{}\"", path.display()), source)),
+        };
+        let memory = Mutex::new(Memory { content, changes: 0 });
+        Ok(Registry {
+            directory: directory.to_owned(),
+            memory,
+            ended: Condvar::new(),
+            written: Mutex::new(0),
+        })
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a pod, or replaces what was known of that pod_id.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add(&self, record: PodRecord) -> Result<()> {
+        self.change(|content| {
+            let (older, kept) = content.pods.drain(..).partition(|known| known.pod_id == record.pod_id);
+            content.pods = kept;
+            let older: Vec<PodRecord> = older;
+            content.ended.extend(older.into_iter().filter(|known| known.life != record.life));
+            content.pods.push(record);
+        })
+        .map(|_| ())
+    }
+
+    /// Takes the pod of this very life out of the living, and wakes whoever waits for that. `None` when it was
+    /// not there, or not any more.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn end(&self, life: &Life) -> Result<Option<PodRecord>> {
+        let ended = self.change(|content| {
+            let at = content.pods.iter().position(|known| known.life == *life)?;
+            let record = content.pods.remove(at);
+            content.ended.push(record.clone());
+            let surplus = content.ended.len().saturating_sub(ENDED_MAX);
+            content.ended.drain(..surplus);
+            Some(record)
+        });
+        self.ended.notify_all();
+        ended
+    }
+
+    /// The living pod of this id.
+    #[must_use]
+    pub fn get(&self, pod_id: &PodId) -> Option<PodRecord> {
+        self.memory().content.pods.iter().find(|known| known.pod_id == *pod_id).cloned()
+    }
+
+    /// The living pod of this life.
+    #[must_use]
+    pub fn by_life(&self, life: &Life) -> Option<PodRecord> {
+        self.memory().content.pods.iter().find(|known| known.life == *life).cloned()
+    }
+
+    /// The newest ended pod of this id.
+    #[must_use]
+    pub fn get_ended(&self, pod_id: &PodId) -> Option<PodRecord> {
+        self.memory().content.ended.iter().rev().find(|known| known.pod_id == *pod_id).cloned()
+    }
+
+    /// All living pods.
+    #[must_use]
+    pub fn pods(&self) -> Vec<PodRecord> {
+        self.memory().content.pods.clone()
+    }
+
+    /// Waits until the pod of this life is no longer among the living; `false` when `limit` passes before.
+    #[must_use]
+    pub fn wait_ended(&self, life: &Life, limit: Duration) -> bool {
+        let lives = |memory: &mut Memory| memory.content.pods.iter().any(|known| known.life == *life);
+        let waited = self.ended.wait_timeout_while(self.memory(), limit, lives);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Content) -> T) -> Result<T> {
+        let (value, content, number) = {
+            let mut memory = self.memory();
+            let value = change(&mut memory.content);
+            memory.changes += 1;
+            (value, memory.content.clone(), memory.changes)
+        };
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        if *written < number {
+            let text = serde_json::to_string_pretty(&content).unwrap_or_default();
+            let failed =
+                |source| Error::io(format!("write \"{}\"", self.directory.join(NAME).display()), source);
+            let directory = file::open_directory(&self.directory).map_err(failed)?;
+            file::replace_at(directory, Path::new(TEMPORARY), Path::new(NAME), text.as_bytes(), 0o600)
+                .map_err(failed)?;
+            *written = number;
+        }
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(id: &str, number: u32) -> PodRecord {
+        PodRecord {
+            pod_id: PodId::new(id).unwrap(),
+            name: PodName::new(id).unwrap(),
+            socket: "/s".into(),
+            scope: vec![],
+            origin: Origin::Spawned,
+            life: Life::new(format!("{number:032x}")).unwrap(),
+            state_dir: None,
+        }
+    }
+
+    #[test]
+    fn records_are_on_disk_when_the_call_returns() {
+        let place = tempfile::tempdir().unwrap();
+        let registry = Registry::open(place.path()).unwrap();
+        registry.add(record("a", 1)).unwrap();
+        registry.add(record("b", 2)).unwrap();
+        registry.end(&record("a", 1).life).unwrap().unwrap();
+        let reread = Registry::open(place.path()).unwrap();
+        assert_eq!(reread.pods(), vec![record("b", 2)]);
+        assert_eq!(reread.get_ended(&record("a", 1).pod_id), Some(record("a", 1)));
+    }
+
+    #[test]
+    fn a_name_used_again_shows_once_and_a_late_end_of_the_old_life_does_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let registry = Registry::open(place.path()).unwrap();
+        registry.add(record("a", 1)).unwrap();
+        registry.add(record("a", 2)).unwrap();
+        assert_eq!(registry.pods(), vec![record("a", 2)]);
+        assert_eq!(registry.end(&record("a", 1).life).unwrap(), None);
+        assert_eq!(registry.pods(), vec![record("a", 2)]);
+    }
+
+    #[test]
+    fn whoever_waits_for_an_end_is_woken() {
+        let place = tempfile::tempdir().unwrap();
+        let registry = Registry::open(place.path()).unwrap();
+        registry.add(record("a", 1)).unwrap();
+        assert!(!registry.wait_ended(&record("a", 1).life, Duration::from_millis(1)));
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| registry.wait_ended(&record("a", 1).life, Duration::from_secs(60)));
+            registry.end(&record("a", 1).life).unwrap();
+            assert!(waiter.join().unwrap());
+        });
+    }
+}

@@ -1,0 +1,407 @@
+//! `scope.lock`: the one file that says who may write where, read whole and replaced whole.
+//!
+//! Guarded by flock(2) on the file itself and replaced by rename, so that a reader without the lock sees the old
+//! or the new table and a killed writer leaves the old one. Never held across a socket, a child or the model.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::store::life::{self, Holding};
+use crate::store::paths::RuntimeDirectory;
+use crate::sys::clock::random_hex;
+use crate::sys::file::{self, LockedFile, Stamp};
+use crate::sys::wait::Cancel;
+use crate::words::allocation::{Allocation, AllocationTable};
+use crate::words::error::{Error, Result};
+use crate::words::identity::{Life, PodId};
+use crate::words::limits::LOCK_WAIT;
+use crate::words::scope::EffectiveScope;
+
+const NAME: &str = "scope.lock";
+/// Written only under the lock, so a killed writer leaves at most this one file.
+const TEMPORARY: &str = "scope.lock.new";
+/// A table of 10,000 pods has about 4 MB.
+const TABLE_BYTES_MAX: usize = 16 << 20;
+
+/// The lock file of one runtime directory.
+#[derive(Debug, Clone)]
+pub struct ScopeLock {
+    runtime: Arc<RuntimeDirectory>,
+}
+
+/// The outcome of a change.
+#[derive(Debug)]
+pub struct Edited<T> {
+    /// What the change returned.
+    pub value: T,
+    /// The entries that were found dead and released on the way.
+    pub reclaimed: Vec<Allocation>,
+}
+
+impl ScopeLock {
+    /// The lock file in this runtime directory.
+    #[must_use]
+    pub fn new(runtime: Arc<RuntimeDirectory>) -> ScopeLock {
+        ScopeLock { runtime }
+    }
+
+    /// The runtime directory.
+    #[must_use]
+    pub fn runtime(&self) -> &RuntimeDirectory {
+        &self.runtime
+    }
+
+    /// The path of the file.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.runtime.path().join(NAME)
+    }
+
+    /// The table as it is now, without the lock: works while another process sits on it.
+    ///
+    /// # Errors
+    /// `Error::LockUnusable` when the file is damaged, or missing although pods live.
+    pub fn read(&self) -> Result<AllocationTable> {
+        match file::open_at(self.runtime.descriptor(), Path::new(NAME)) {
+            Ok(opened) => self.parse(&opened),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                self.check_missing()?;
+                Ok(AllocationTable::default())
+            }
+            Err(source) => Err(Error::io(format!("open \"{}\"", self.path().display()), source)),
+        }
+    }
+
+    /// Changes the table under the lock: reclaims the dead, applies `change`, commits by rename.
+    ///
+    /// When `change` fails nothing is written. `cancel` ends the wait for the lock.
+    ///
+    /// # Errors
+    /// `Error::LockBusy` when somebody holds the lock for 5 s, `Error::LockUnusable` when the file is damaged,
+    /// `Error::Cancelled`, or what `change` returned.
+    pub fn edit<T>(
+        &self,
+        cancel: Option<&Cancel>,
+        change: impl FnOnce(&mut AllocationTable) -> Result<T>,
+    ) -> Result<Edited<T>> {
+        self.create_if_missing()?;
+        let locked = self.lock(cancel)?;
+        let before = self.parse(locked.file())?;
+        let mut table = before.clone();
+        let reclaimed = table.reclaim(|allocation| life::is_dead(&self.runtime, allocation));
+        let value = change(&mut table)?;
+        if table != before {
+            self.commit(&locked, &table)?;
+        }
+        for allocation in &reclaimed {
+            self.remove_traces(allocation);
+        }
+        Ok(Edited { value, reclaimed })
+    }
+
+    /// Removes life files that no entry names and nobody holds. To be called inside `edit`.
+    pub fn sweep(&self, table: &AllocationTable) {
+        for (life, _) in life::all(&self.runtime) {
+            if table.by_life(&life).is_none() && life::probe(&self.runtime, &life) == Holding::Free {
+                life::remove(&self.runtime, &life);
+            }
+        }
+    }
+
+    /// Removes what a released pod has left in the runtime directory. To be called inside `edit`, before the
+    /// pod_id can be used again.
+    pub fn remove_traces(&self, allocation: &Allocation) {
+        life::remove(&self.runtime, &allocation.life);
+        let folder = self.runtime.path().join(allocation.pod_id.as_str());
+        let _ = std::fs::remove_dir_all(folder); // gone already is fine; what stays is replaced at the next start
+    }
+
+    fn create_if_missing(&self) -> Result<()> {
+        let directory = self.runtime.descriptor();
+        let failed = |source| Error::io(format!("create \"{}\"", self.path().display()), source);
+        if file::stamp_at(directory, Path::new(NAME)).map_err(failed)?.is_some() {
+            return Ok(());
+        }
+        self.check_missing()?;
+        let own_name = format!("{NAME}.{}", random_hex(8).map_err(failed)?);
+        let own_name = Path::new(&own_name);
+        let text = AllocationTable::default().to_text();
+        let linked = file::write_complete(directory, own_name, text.as_bytes(), 0o600)
+            .and_then(|()| file::link_at(directory, own_name, Path::new(NAME)));
+        let _ = file::remove_at(directory, own_name); // a leftover is never read
+        match linked {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()), // somebody was faster
+            Err(source) => Err(failed(source)),
+        }
+    }
+
+    /// A missing file is a first start only while nobody lives. It is linked before any life file exists, so
+    /// one that is still missing after a held life was seen has been taken away.
+    fn check_missing(&self) -> Result<()> {
+        let lives = life::all(&self.runtime);
+        let held = lives.iter().find(|(life, _)| life::probe(&self.runtime, life) == Holding::Held);
+        let still_missing = || matches!(file::stamp_at(self.runtime.descriptor(), Path::new(NAME)), Ok(None));
+        match held {
+            Some((_, entry)) if still_missing() => {
+                let pod =
+                    entry.as_ref().map_or_else(|| "a pod".to_owned(), |a| format!("pod \"{}\"", a.pod_id));
+                Err(Error::LockUnusable {
+                    path: self.path(),
+                    fault: format!("it is missing although {pod} lives"),
+                })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn lock(&self, cancel: Option<&Cancel>) -> Result<LockedFile> {
+        let failed = |source| Error::io(format!("lock \"{}\"", self.path().display()), source);
+        let deadline = Instant::now() + LOCK_WAIT;
+        let mut pause = Duration::from_micros(500);
+        loop {
+            let opened = file::open_at(self.runtime.descriptor(), Path::new(NAME)).map_err(failed)?;
+            let inode = opened.metadata().map_err(failed)?.ino();
+            // After a rename the lock on the old file means nothing: look at the name again.
+            if let Ok(locked) = file::try_lock_exclusive(opened).map_err(failed)? {
+                if self.is_current(&locked)? {
+                    return Ok(locked);
+                }
+                continue;
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::LockBusy { path: self.path(), holder: holder_of(inode) });
+            }
+            match cancel {
+                Some(cancel) if cancel.sleep(pause) => return Err(Error::Cancelled),
+                Some(_) => {}
+                None => std::thread::sleep(pause),
+            }
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+
+    fn is_current(&self, locked: &LockedFile) -> Result<bool> {
+        let failed = |source| Error::io(format!("look at \"{}\"", self.path().display()), source);
+        let metadata = locked.file().metadata().map_err(failed)?;
+        let named = file::stamp_at(self.runtime.descriptor(), Path::new(NAME)).map_err(failed)?;
+        Ok(named.is_some_and(|named| named.same_file(&Stamp::of(&metadata))))
+    }
+
+    fn parse(&self, opened: &File) -> Result<AllocationTable> {
+        let unusable = |fault: String| Error::LockUnusable { path: self.path(), fault };
+        let metadata = opened
+            .metadata()
+            .map_err(|source| Error::io(format!("look at \"{}\"", self.path().display()), source))?;
+        if !metadata.is_file() {
+            return Err(unusable("it is no regular file".into()));
+        }
+        let text = file::read_whole(opened, TABLE_BYTES_MAX).map_err(|error| unusable(error.to_string()))?;
+        AllocationTable::parse(&text).map_err(|error| unusable(error.to_string()))
+    }
+
+    fn commit(&self, locked: &LockedFile, table: &AllocationTable) -> Result<()> {
+        let text = table.to_text();
+        // A bug must not be committed: what will be read back is checked as if somebody else had written it.
+        let reread = AllocationTable::parse(text.as_bytes());
+        if let Err(error) = &reread {
+            return Err(Error::told(format!(
+                "the change of \"{}\" is given up: {error}",
+                self.path().display()
+            )));
+        }
+        if !self.is_current(locked)? {
+            return Err(Error::told(format!(
+                "\"{}\" was replaced by somebody else during a change; look who does that, then try again",
+                self.path().display()
+            )));
+        }
+        file::replace_at(
+            self.runtime.descriptor(),
+            Path::new(TEMPORARY),
+            Path::new(NAME),
+            text.as_bytes(),
+            0o600,
+        )
+        .map_err(|source| Error::io(format!("replace \"{}\"", self.path().display()), source))
+    }
+}
+
+/// Who holds a flock on this inode, in words. Source: proc_locks(5).
+fn holder_of(inode: u64) -> String {
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let suffix = format!(":{inode}");
+    let pid = locks.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let is_ours =
+            fields.get(1) == Some(&"FLOCK") && fields.get(5).is_some_and(|id| id.ends_with(&suffix));
+        is_ours.then(|| fields.get(4).map(|pid| (*pid).to_owned())).flatten()
+    });
+    match pid {
+        Some(pid) => {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            format!("process {pid} ({})", crate::words::text::harmless_line(&name))
+        }
+        None => "another process".to_owned(),
+    }
+}
+
+/// What one pod may do, re-read when `scope.lock` has changed: one `stat` per question otherwise.
+#[derive(Debug)]
+pub struct ScopeView {
+    lock: ScopeLock,
+    pod_id: PodId,
+    life: Life,
+    // A channel will not do: the turn, connections and watchers ask in no order, and each wants the newest.
+    last: Mutex<Option<(Stamp, EffectiveScope)>>,
+}
+
+impl ScopeView {
+    /// The view of this life of this pod.
+    #[must_use]
+    pub fn new(lock: ScopeLock, pod_id: PodId, life: Life) -> ScopeView {
+        ScopeView { lock, pod_id, life, last: Mutex::new(None) }
+    }
+
+    /// What the pod may do now. While the file is damaged this is what was known last, which is safe because
+    /// nobody new can start.
+    ///
+    /// # Errors
+    /// When `scope.lock` cannot be found any more through the open runtime directory or by its path, or holds
+    /// no entry of this life: then nothing may be written.
+    pub fn effective(&self) -> Result<EffectiveScope> {
+        let stamp = self.found()?;
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((known, scope)) = last.as_ref() {
+            if *known == stamp {
+                return Ok(scope.clone());
+            }
+        }
+        let table = match (self.lock.read(), last.as_ref()) {
+            (Ok(table), _) => table,
+            (Err(Error::LockUnusable { fault, .. }), Some((_, scope))) => {
+                log::error!("scope.lock is damaged ({fault}); going on within the last scope");
+                return Ok(scope.clone());
+            }
+            (Err(error), _) => return Err(error),
+        };
+        let own = table.get(&self.pod_id).filter(|entry| entry.life == self.life);
+        let Some(scope) = own.and_then(|_| table.effective(&self.pod_id)) else {
+            return Err(Error::told(format!(
+                "pod \"{}\" has no entry in \"{}\" any more, so it may not write; look at \"insomnia scope list\"",
+                self.pod_id,
+                self.lock.path().display()
+            )));
+        };
+        *last = Some((stamp, scope.clone()));
+        Ok(scope)
+    }
+
+    fn found(&self) -> Result<Stamp> {
+        let through = file::stamp_at(self.lock.runtime().descriptor(), Path::new(NAME)).ok().flatten();
+        let by_path = std::fs::symlink_metadata(self.lock.path()).ok().map(|metadata| Stamp::of(&metadata));
+        match (through, by_path) {
+            // Between the two looks somebody may have replaced the file, so they need not be equal.
+            (Some(stamp), Some(_)) => Ok(stamp),
+            (None, _) | (_, None) => Err(Error::told(format!(
+                "\"{}\" is gone, so nobody knows who may write and all writing stops; look who removes it, then stop this pod",
+                self.lock.path().display()
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::words::allocation::tests::entry;
+    use crate::words::limits::Limits;
+
+    fn fresh() -> (tempfile::TempDir, ScopeLock) {
+        let place = tempfile::tempdir().unwrap();
+        let runtime = RuntimeDirectory::open_or_create(&place.path().join("r")).unwrap();
+        (place, ScopeLock::new(Arc::new(runtime)))
+    }
+
+    /// Registers a pod of this very process, whose life file is not needed for it to count as alive.
+    fn register(lock: &ScopeLock, id: &str, number: u32, scope: &str) -> Result<()> {
+        let mut allocation = entry(id, number, &[scope], None);
+        allocation.pid = crate::words::identity::Pid::new(crate::sys::process::own_pid()).unwrap();
+        allocation.start_time = crate::sys::process::process_stat(allocation.pid.get()).unwrap().start_time;
+        lock.edit(None, |table| Ok(table.register(allocation, &Limits::default())?)).map(|_| ())
+    }
+
+    #[test]
+    fn a_change_is_seen_by_a_reader_without_the_lock() {
+        let (_place, lock) = fresh();
+        assert!(lock.read().unwrap().allocations().is_empty());
+        register(&lock, "a", 1, "/w:write").unwrap();
+        let holder = lock.lock(None).unwrap();
+        assert_eq!(lock.read().unwrap().allocations().len(), 1);
+        drop(holder);
+    }
+
+    #[test]
+    fn a_refused_change_leaves_the_file_as_it_was() {
+        let (_place, lock) = fresh();
+        register(&lock, "a", 1, "/w:write").unwrap();
+        let before = std::fs::read(lock.path()).unwrap();
+        assert!(register(&lock, "b", 2, "/w/x:write").is_err());
+        assert_eq!(std::fs::read(lock.path()).unwrap(), before);
+    }
+
+    #[test]
+    fn the_dead_are_reclaimed_by_whoever_comes_next() {
+        let (_place, lock) = fresh();
+        let dead = entry("dead", 1, &["/w:write"], None); // pid 1001 with start time 1 is nobody
+        lock.edit(None, |table| Ok(table.register(dead, &Limits::default())?)).unwrap();
+        let edited = lock.edit(None, |table| Ok(table.allocations().len())).unwrap();
+        assert_eq!((edited.value, edited.reclaimed.len()), (0, 1));
+        assert!(lock.read().unwrap().allocations().is_empty());
+    }
+
+    #[test]
+    fn l11_damaged_content_is_refused_and_left_untouched() {
+        let (_place, lock) = fresh();
+        lock.edit(None, |_| Ok(())).unwrap();
+        for bad in ["", "{", "null", "[]", "{\"version\":9,\"allocations\":[]}"] {
+            std::fs::write(lock.path(), bad).unwrap();
+            let error = lock.edit(None, |_| Ok(())).unwrap_err();
+            assert!(matches!(error, Error::LockUnusable { .. }), "{error}");
+            assert!(error.to_string().contains("insomnia scope repair"), "{error}");
+            assert_eq!(std::fs::read_to_string(lock.path()).unwrap(), bad);
+        }
+    }
+
+    #[test]
+    fn l04_a_missing_file_while_a_pod_lives_is_no_first_start() {
+        let (_place, lock) = fresh();
+        lock.edit(None, |_| Ok(())).unwrap();
+        let held = life::HeldLife::create(lock.runtime(), life::new_life().unwrap()).unwrap();
+        std::fs::remove_file(lock.path()).unwrap();
+        assert!(matches!(lock.edit(None, |_| Ok(())), Err(Error::LockUnusable { .. })));
+        drop(held);
+        lock.edit(None, |_| Ok(())).unwrap();
+    }
+
+    #[test]
+    fn a_view_follows_the_file_and_stops_without_it() {
+        let (_place, lock) = fresh();
+        register(&lock, "a", 1, "/w:write").unwrap();
+        let life = entry("a", 1, &[], None).life;
+        let view = ScopeView::new(lock.clone(), PodId::new("a").unwrap(), life.clone());
+        assert!(view.effective().unwrap().lent.is_empty());
+        let text = std::fs::read(lock.path()).unwrap();
+        std::fs::write(lock.path(), "{").unwrap();
+        view.effective().expect("goes on within the last scope");
+        std::fs::remove_file(lock.path()).unwrap();
+        assert!(view.effective().is_err());
+        std::fs::write(lock.path(), text).unwrap();
+        view.effective().unwrap();
+        lock.edit(None, |table| Ok(table.release(&life))).unwrap();
+        assert!(view.effective().unwrap_err().to_string().contains("no entry"));
+    }
+}

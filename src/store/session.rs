@@ -1,0 +1,365 @@
+//! A session: the folder of one pod run with its history, an append-only file of one item a line.
+//!
+//! The log is the truth: the turn thread appends, everyone else reads pages of the file by item number. A
+//! newline is the commit mark, so an unfinished last line is no item and is cut on open.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::sys::clock;
+use crate::words::error::{Error, Result};
+use crate::words::identity::{Life, PodId};
+use crate::words::limits::MAX_PAGE_BYTES;
+use crate::words::message::{Item, LoggedItem, Summary};
+
+const HISTORY: &str = "history.jsonl";
+const RESULTS: &str = "results";
+const LOG: &str = "pod.log";
+const MANIFEST: &str = "manifest.json";
+
+/// A page of a history.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Page {
+    /// The items from the wanted number on.
+    pub items: Vec<LoggedItem>,
+    /// The number of the item after the last one.
+    pub cursor: u64,
+    /// Whether there are more items already.
+    pub more: bool,
+}
+
+#[derive(Debug)]
+struct Log {
+    file: File,
+    /// Where each item begins, and where the next one will.
+    offsets: Vec<u64>,
+    summary: Summary,
+}
+
+/// An open session.
+#[derive(Debug)]
+pub struct Session {
+    directory: PathBuf,
+    // A channel will not do: readers on connection threads need the offsets while the turn appends.
+    log: Mutex<Log>,
+}
+
+/// The folder name of a session begins with the time, so that the newest sorts last.
+fn folder_name(life: &Life) -> String {
+    let short = life.as_str().get(..8).unwrap_or_default();
+    format!("{}-{short}", clock::compact_utc(clock::now_millis()))
+}
+
+/// Makes the folder of a new session: `STATE/<pod_id>/<time>-<life>`, mode 0700.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn create_folder(state: &Path, pod_id: &PodId, life: &Life) -> Result<PathBuf> {
+    let directory = state.join(pod_id.as_str()).join(folder_name(life));
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory.join(RESULTS))
+        .map_err(|source| Error::io(format!("create session folder \"{}\"", directory.display()), source))?;
+    Ok(directory)
+}
+
+/// The folders of all sessions of this pod_id, the newest first.
+#[must_use]
+pub fn folders_of(state: &Path, pod_id: &PodId) -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(state.join(pod_id.as_str()))
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.join(HISTORY).is_file())
+        .collect();
+    folders.sort();
+    folders.reverse();
+    folders
+}
+
+/// The pod_ids that have a session in this state directory, sorted.
+#[must_use]
+pub fn pod_ids(state: &Path) -> Vec<PodId> {
+    let entries = std::fs::read_dir(state).into_iter().flatten();
+    let mut ids: Vec<PodId> = entries
+        .filter_map(|entry| PodId::new(entry.ok()?.file_name().into_string().ok()?).ok())
+        .filter(|id| !folders_of(state, id).is_empty())
+        .collect();
+    ids.sort();
+    ids
+}
+
+/// The identity of a session in the `spawned_by` of an entry: its folder below the state directory.
+#[must_use]
+pub fn session_name(directory: &Path) -> String {
+    let parts: Vec<_> =
+        directory.iter().rev().take(2).map(|part| part.to_string_lossy().into_owned()).collect();
+    parts.into_iter().rev().collect::<Vec<_>>().join("/")
+}
+
+/// The log file of a session folder.
+#[must_use]
+pub fn log_path(directory: &Path) -> PathBuf {
+    directory.join(LOG)
+}
+
+/// The resolved manifest of a session folder.
+#[must_use]
+pub fn manifest_path(directory: &Path) -> PathBuf {
+    directory.join(MANIFEST)
+}
+
+impl Session {
+    /// Opens the history in a session folder for appending, making it if it is missing, and cuts an
+    /// unfinished last line.
+    ///
+    /// # Errors
+    /// When the file cannot be opened, or a complete line is no item; the sentence names file and line.
+    pub fn open(directory: &Path) -> Result<Session> {
+        let path = directory.join(HISTORY);
+        let file = File::options()
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|source| Error::io(format!("open history \"{}\"", path.display()), source))?;
+        let log = scan(&path, file)?;
+        let committed = log.offsets.last().copied().unwrap_or(0);
+        log.file.set_len(committed).map_err(|source| {
+            Error::io(format!("cut the unfinished end of \"{}\"", path.display()), source)
+        })?;
+        Ok(Session { directory: directory.to_owned(), log: Mutex::new(log) })
+    }
+
+    /// Opens the history in a session folder for reading only, as it is.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn open_to_read(directory: &Path) -> Result<Session> {
+        let path = directory.join(HISTORY);
+        let file = File::open(&path)
+            .map_err(|source| Error::io(format!("open history \"{}\"", path.display()), source))?;
+        let log = scan(&path, file)?;
+        Ok(Session { directory: directory.to_owned(), log: Mutex::new(log) })
+    }
+
+    /// The session's folder.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Where long tool results are kept.
+    #[must_use]
+    pub fn results(&self) -> PathBuf {
+        self.directory.join(RESULTS)
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends an item and returns it as logged. It is on its way to the disk when this returns, so a killed
+    /// process does not lose it; a half-written line is rolled back.
+    ///
+    /// # Errors
+    /// When it cannot be written whole; the history is as before then.
+    pub fn append(&self, item: Item) -> Result<LoggedItem> {
+        let logged = LoggedItem { at: clock::now_millis(), item };
+        let mut line =
+            serde_json::to_vec(&logged).map_err(|error| Error::told(format!("cannot log: {error}")))?;
+        line.push(b'\n');
+        let mut log = self.log();
+        let begin = log.offsets.last().copied().unwrap_or(0);
+        if let Err(source) = log.file.write_all(&line) {
+            if let Err(error) = log.file.set_len(begin) {
+                log::error!("cannot roll back an unfinished line: {error}"); // it is cut at the next open
+            }
+            return Err(Error::io(format!("append to history in \"{}\"", self.directory.display()), source));
+        }
+        log.offsets.push(begin + line.len() as u64);
+        log.summary.add(&logged.item);
+        Ok(logged)
+    }
+
+    /// How many items there are.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        (self.log().offsets.len() as u64).saturating_sub(1)
+    }
+
+    /// Whether there is no item.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What the items say about the pod.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        self.log().summary.clone()
+    }
+
+    /// The items from number `since` on, at least one and about `MAX_PAGE_BYTES` at most.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn page(&self, since: u64) -> Result<Page> {
+        let failed = |source: io::Error| {
+            Error::io(format!("read history in \"{}\"", self.directory.display()), source)
+        };
+        let log = self.log();
+        let count = (log.offsets.len() as u64).saturating_sub(1);
+        let since = since.min(count);
+        let first = usize::try_from(since).unwrap_or(usize::MAX);
+        let offsets = log.offsets.get(first..).unwrap_or_default();
+        let begin = offsets.first().copied().unwrap_or(0);
+        let fits = |end: &&u64| **end - begin <= MAX_PAGE_BYTES as u64;
+        let taken = offsets.iter().skip(1).take_while(fits).count().max(usize::from(since < count));
+        let end = offsets.get(taken).copied().unwrap_or(begin);
+        let mut bytes = vec![0; usize::try_from(end - begin).unwrap_or(0)];
+        log.file.read_exact_at(&mut bytes, begin).map_err(failed)?;
+        drop(log);
+        let lines = bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+        let items = lines.map(serde_json::from_slice).collect::<Result<Vec<LoggedItem>, _>>();
+        let items = items.map_err(|error| failed(error.into()))?;
+        let cursor = since + items.len() as u64;
+        Ok(Page { items, cursor, more: cursor < count })
+    }
+
+    /// All items, for the conversation of a session that is continued.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn items(&self) -> Result<Vec<Item>> {
+        let mut items = Vec::new();
+        let mut since = 0;
+        loop {
+            let page = self.page(since)?;
+            items.extend(page.items.into_iter().map(|logged| logged.item));
+            since = page.cursor;
+            if !page.more {
+                return Ok(items);
+            }
+        }
+    }
+
+    /// The assistant's text: of the latest turn, or of everything from number `since` on as far as one page
+    /// reaches. Returns the text, the cursor and whether there is more.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn output(&self, since: Option<u64>) -> Result<(String, u64, bool)> {
+        let Some(since) = since else {
+            let log = self.log();
+            let count = (log.offsets.len() as u64).saturating_sub(1);
+            return Ok((log.summary.last_response.clone(), count, false));
+        };
+        let page = self.page(since)?;
+        let texts = page.items.iter().filter_map(|logged| match &logged.item {
+            Item::Assistant(message) if !message.text.is_empty() => Some(message.text.as_str()),
+            Item::Assistant(_)
+            | Item::Session { .. }
+            | Item::TurnStarted { .. }
+            | Item::Input { .. }
+            | Item::Notification { .. }
+            | Item::ToolResult { .. }
+            | Item::ModelError { .. }
+            | Item::TurnEnded { .. } => None,
+        });
+        Ok((texts.collect::<Vec<_>>().join("\n\n"), page.cursor, page.more))
+    }
+}
+
+fn scan(path: &Path, file: File) -> Result<Log> {
+    let failed = |source| Error::io(format!("read history \"{}\"", path.display()), source);
+    let mut reader = BufReader::with_capacity(64 << 10, &file);
+    let (mut offsets, mut summary, mut line) = (vec![0], Summary::default(), Vec::new());
+    let mut at = 0;
+    loop {
+        line.clear();
+        let count = reader.read_until(b'\n', &mut line).map_err(failed)?;
+        if line.last() != Some(&b'\n') {
+            return Ok(Log { file, offsets, summary });
+        }
+        let logged: LoggedItem = serde_json::from_slice(&line).map_err(|error| {
+            Error::told(format!("history \"{}\", line {}: no item: {error}", path.display(), offsets.len()))
+        })?;
+        summary.add(&logged.item);
+        at += count as u64;
+        offsets.push(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn input(text: &str) -> Item {
+        Item::Input { text: text.into(), from: None }
+    }
+
+    #[test]
+    fn what_was_appended_is_read_back_by_pages() {
+        let place = tempfile::tempdir().unwrap();
+        let session = Session::open(place.path()).unwrap();
+        assert!(session.is_empty() && session.page(0).unwrap().items.is_empty());
+        let long = "x".repeat(100_000);
+        (0..10).for_each(|_| drop(session.append(input(&long)).unwrap()));
+        let first = session.page(0).unwrap();
+        assert_eq!((first.items.len(), first.cursor, first.more), (2, 2, true));
+        let last = session.page(9).unwrap();
+        assert_eq!((last.items.len(), last.cursor, last.more), (1, 10, false));
+        assert_eq!(session.page(99).unwrap().cursor, 10);
+        assert_eq!(session.items().unwrap().len(), 10);
+        let huge = session.append(input(&"y".repeat(MAX_PAGE_BYTES * 2))).unwrap();
+        assert_eq!(session.page(10).unwrap().items, vec![huge], "one item is always given");
+    }
+
+    #[test]
+    fn an_unfinished_tail_is_cut_on_open() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join(HISTORY);
+        Session::open(place.path()).unwrap().append(input("whole")).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        for torn in [&b"{"[..], b"{\"at\":1,\"type\":\"input\",\"text\":\"to", b"\xff\xfe"] {
+            std::fs::write(&path, [&whole, torn].concat()).unwrap();
+            assert_eq!(Session::open_to_read(place.path()).unwrap().len(), 1);
+            let session = Session::open(place.path()).unwrap();
+            assert_eq!(session.items().unwrap(), vec![input("whole")]);
+            assert_eq!(std::fs::read(&path).unwrap(), whole);
+        }
+    }
+
+    #[test]
+    fn a_damaged_line_is_named() {
+        let place = tempfile::tempdir().unwrap();
+        Session::open(place.path()).unwrap().append(input("one")).unwrap();
+        let path = place.path().join(HISTORY);
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, format!("{text}nonsense\n")).unwrap();
+        let error = Session::open(place.path()).unwrap_err().to_string();
+        assert!(error.contains("line 2") && error.contains(HISTORY), "{error}");
+    }
+
+    #[test]
+    fn a_new_session_never_overwrites_an_older_one() {
+        let place = tempfile::tempdir().unwrap();
+        let id = PodId::new("main").unwrap();
+        let lives = ["a", "b"].map(|digit| Life::new(digit.repeat(32)).unwrap());
+        let folders = lives.map(|life| {
+            let folder = create_folder(place.path(), &id, &life).unwrap();
+            Session::open(&folder).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(2)); // the next folder has a later time
+            folder
+        });
+        assert_eq!(folders_of(place.path(), &id), vec![folders[1].clone(), folders[0].clone()]);
+        assert_eq!(pod_ids(place.path()), vec![id]);
+        assert!(session_name(&folders[0]).starts_with("main/"));
+    }
+}
