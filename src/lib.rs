@@ -46,5 +46,34 @@ pub mod store {
 
 /// What lies outside the process: other pods and the model.
 pub mod wire {
+    pub mod client;
+    pub mod events;
+    pub mod launch;
     pub mod provider;
+}
+
+/// What the model may do.
+pub mod tools {
+    pub mod context;
+    pub mod mailbox;
+    pub mod pods;
+    pub mod spawn;
+    pub mod stop;
+    pub mod survey;
+    pub mod toolbox;
+}
+
+/// What makes a pod alive.
+pub mod heart {
+    pub mod turn;
+    pub mod reports;
+    pub mod watcher;
+    pub mod controller;
+    pub mod server;
+    pub mod pod;
+}
+
+/// What people and spawners call.
+pub mod doors {
+    pub mod pod_command;
 }

@@ -1,3 +1,5 @@
 //! The agent process. Everything is in the library.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    insomnia::doors::pod_command::main()
+}

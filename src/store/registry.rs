@@ -45,6 +45,9 @@ pub struct PodRecord {
     pub scope: Vec<Rule>,
     /// How it came to be known.
     pub origin: Origin,
+    /// The pod that spawned it, as far as known; kept when that one ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spawner: Option<PodId>,
     /// Its life.
     pub life: Life,
     /// The folder of its session, where known.
@@ -208,6 +211,7 @@ mod tests {
             socket: "/s".into(),
             scope: vec![],
             origin: Origin::Spawned,
+            spawner: None,
             life: Life::new(format!("{number:032x}")).unwrap(),
             state_dir: None,
         }

@@ -293,6 +293,14 @@ pub fn leave_session() -> io::Result<()> {
     Ok(())
 }
 
+/// Lets the standard input of this process come from the null device from now on.
+///
+/// # Errors
+/// As open(2) and dup2(2).
+pub fn close_input() -> io::Result<()> {
+    Ok(nix::unistd::dup2_stdin(File::open("/dev/null")?)?)
+}
+
 /// Lets the standard output of this process go to the null device from now on.
 ///
 /// # Errors
@@ -310,7 +318,7 @@ pub fn redirect_errors(file: &File) -> io::Result<()> {
     Ok(nix::unistd::dup2_stderr(file)?)
 }
 
-/// Starts this same program again in the background: standard input closed, output into a pipe.
+/// Starts this same program again in the background: standard input and errors as ours, output into a pipe.
 ///
 /// The new process is a child until this one ends, then a child of process 1; it leaves the session itself.
 ///
@@ -321,7 +329,7 @@ pub fn start_self(args: &[OsString]) -> io::Result<DetachedSelf> {
     #[allow(clippy::disallowed_methods, reason = "the one place that starts processes")]
     let mut command = Command::new("/proc/self/exe");
     let name = std::env::args_os().next().unwrap_or_else(|| "pod".into());
-    command.arg0(name).args(args).stdin(Stdio::null()).stdout(Stdio::from(write_end));
+    command.arg0(name).args(args).stdout(Stdio::from(write_end));
     let child = command.spawn()?;
     Ok(DetachedSelf { child, output: File::from(output) })
 }

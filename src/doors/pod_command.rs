@@ -1,0 +1,268 @@
+//! The `pod` command: the launch contract from the pod's side.
+//!
+//! Without `--foreground` the command starts itself again in the background, waits for its one line, and returns;
+//! the background process is in a session of its own and no child of the caller.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line speaks on both")]
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use lexopt::prelude::{Long, Short, ValueExt};
+use serde::{Deserialize, Serialize};
+
+use crate::heart::pod::{self, Pod, StartOptions};
+use crate::sys::process;
+use crate::words::error::{Error, Result};
+use crate::words::identity::{IdentityError, Life, PodName};
+use crate::words::text::harmless;
+
+/// What `pod --help` prints.
+pub const HELP: &str = "\
+pod: one LLM agent in one process, with a socket of its own
+
+Usage: pod [--name NAME] [--dir DIR] [--scope RULE]... [OPTIONS]
+
+Returns 0 once the pod accepts connections, printing {\"pod_id\",\"socket\",\"pid\"}; otherwise
+says why not. People usually want \"insomnia run\" instead.
+
+  --name NAME       1 to 32 of a-z 0-9 _ -, first a letter or digit (default: main)
+  --dir DIR         working directory (default: this one)
+  --scope RULE      PATH:read|write[:recursive|:flat]; repeat it (default: the manifest's, else none)
+  --manifest FILE   settings over the user's and the project's
+  --overlay FILE|-  settings over all manifests, - for standard input
+  --callback SOCKET where the spawner is told of turns and of the end
+  --adopt NONCE     take over the entry that the spawner has reserved
+  --foreground      stay in the foreground; a lost terminal does not end it
+  --task TEXT       the first input
+  --help, --version
+
+Exit: 0 ready (or ended, in the foreground), 1 not started, 2 usage.
+Example: pod --name coder --dir ~/project --scope src:write --task 'fix the typo in src/lib.rs'
+";
+
+/// The whole launch takes at most this long, whatever the limits of the caller are.
+const LAUNCH_DEADLINE: Duration = Duration::from_secs(60);
+const OVERLAY_BYTES_MAX: u64 = 1 << 20;
+const LOG_TAIL_BYTES: u64 = 4 << 10;
+
+/// How the command was asked to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// Start the background process and wait for its line.
+    Launch,
+    /// Be the pod, attached to the caller.
+    Foreground,
+    /// Be the background process that `Launch` has started.
+    Background,
+}
+
+#[derive(Debug)]
+struct Arguments {
+    mode: Mode,
+    options: StartOptions,
+    overlay: Option<PathBuf>,
+}
+
+enum Parsed {
+    Print(String),
+    Run(Box<Arguments>),
+}
+
+/// Why the background process is not ready, in its one line.
+#[derive(Debug, Serialize, Deserialize)]
+struct NotReady {
+    error: String,
+    log: Option<PathBuf>,
+}
+
+/// Runs the command.
+#[must_use]
+pub fn main() -> ExitCode {
+    let given: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match parse(given.iter().cloned()) {
+        Ok(Parsed::Print(text)) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Ok(Parsed::Run(arguments)) => match arguments.mode {
+            Mode::Launch => launch(given),
+            Mode::Foreground => foreground(*arguments),
+            Mode::Background => background(*arguments),
+        },
+        Err(error) => {
+            eprintln!("pod: {}; see \"pod --help\"", harmless(&error.to_string()));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Parsed> {
+    let usage = |error: lexopt::Error| Error::Usage(error.to_string());
+    let mut parser = lexopt::Parser::from_args(given);
+    let mut arguments = Arguments { mode: Mode::Launch, options: StartOptions::default(), overlay: None };
+    while let Some(argument) = parser.next().map_err(usage)? {
+        let flag = match argument {
+            Long(flag) => flag.to_owned(),
+            Short('h') => "help".to_owned(),
+            Short(_) | lexopt::Arg::Value(_) => return Err(usage(argument.unexpected())),
+        };
+        let options = &mut arguments.options;
+        let mut value = || parser.value().map_err(usage);
+        let mut text = || value().and_then(|value| value.string().map_err(usage));
+        let misnamed = |error: IdentityError| Error::Usage(error.to_string());
+        match flag.as_str() {
+            "name" => options.name = Some(PodName::new(text()?).map_err(misnamed)?),
+            "scope" => options.scope.push(text()?),
+            "task" => options.task = Some(text()?),
+            "adopt" => options.adopt = Some(Life::new(text()?).map_err(misnamed)?),
+            "dir" => options.directory = Some(value()?.into()),
+            "manifest" => options.manifest = Some(value()?.into()),
+            "callback" => options.callback = Some(value()?.into()),
+            "overlay" => arguments.overlay = Some(value()?.into()),
+            "foreground" => arguments.mode = Mode::Foreground,
+            "background-of-launch" => arguments.mode = Mode::Background,
+            "help" => return Ok(Parsed::Print(HELP.to_owned())),
+            "version" => return Ok(Parsed::Print(format!("pod {}\n", env!("CARGO_PKG_VERSION")))),
+            unknown => return Err(Error::Usage(format!("there is no option --{unknown}"))),
+        }
+    }
+    Ok(Parsed::Run(Box::new(arguments)))
+}
+
+fn launch(given: Vec<OsString>) -> ExitCode {
+    let mut args: Vec<OsString> = vec!["--background-of-launch".into()];
+    args.extend(given);
+    let mut started = match process::start_self(&args) {
+        Ok(started) => started,
+        Err(error) => {
+            eprintln!("pod: cannot start itself in the background: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let line = started.first_line(64 << 10, Instant::now() + LAUNCH_DEADLINE);
+    let Some(line) = line else {
+        let how = started.kill();
+        eprintln!("pod: it ended before it was ready ({how})");
+        return ExitCode::FAILURE;
+    };
+    match serde_json::from_str::<NotReady>(&line) {
+        Err(_) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Ok(NotReady { error, log }) => {
+            eprintln!("pod: {}", harmless(&error));
+            if let Some(path) = log {
+                eprintln!("its log is \"{}\", which ends:\n{}", path.display(), harmless(&tail(&path)));
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn tail(path: &Path) -> String {
+    let read = || -> std::io::Result<String> {
+        let file = std::fs::File::open(path)?;
+        let begin = file.metadata()?.len().saturating_sub(LOG_TAIL_BYTES);
+        let mut text = vec![0; usize::try_from(LOG_TAIL_BYTES).unwrap_or(0)];
+        let count = std::os::unix::fs::FileExt::read_at(&file, &mut text, begin)?;
+        Ok(String::from_utf8_lossy(text.get(..count).unwrap_or_default()).into_owned())
+    };
+    read().unwrap_or_else(|error| format!("(it cannot be read: {error})"))
+}
+
+fn foreground(arguments: Arguments) -> ExitCode {
+    match start(arguments) {
+        Ok(pod) => {
+            println!("{}", serde_json::to_string(&pod.ready()).unwrap_or_default());
+            pod.live();
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("pod: {}", harmless(&error.to_string()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn background(arguments: Arguments) -> ExitCode {
+    let left = process::leave_session().map_err(|source| Error::io("leave the session", source));
+    let detached = left.and_then(|()| start(arguments)).and_then(|pod| {
+        detach(&pod)?;
+        Ok(pod)
+    });
+    match detached {
+        Ok(pod) => {
+            println!("{}", serde_json::to_string(&pod.ready()).unwrap_or_default());
+            if let Err(error) = process::silence_output() {
+                log::warn!("cannot let go of the launch command's pipe: {error}"); // it has read its line
+            }
+            pod.live();
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            let not_ready = NotReady { error: error.to_string(), log: None };
+            println!("{}", serde_json::to_string(&not_ready).unwrap_or_default());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// From here on nothing of the caller's terminal is open; a crash report goes to the log.
+fn detach(pod: &Pod) -> Result<()> {
+    let path = pod.log_path();
+    let log = std::fs::File::options().append(true).open(&path);
+    let log = log.map_err(|source| Error::io(format!("open log \"{}\"", path.display()), source))?;
+    process::redirect_errors(&log).map_err(|source| Error::io("redirect errors to the log", source))?;
+    process::close_input().map_err(|source| Error::io("close the input", source))
+}
+
+fn start(arguments: Arguments) -> Result<Pod> {
+    let mut options = arguments.options;
+    if let Some(path) = arguments.overlay {
+        options.overlay = Some(read_overlay(&path)?);
+    }
+    pod::start(options)
+}
+
+fn read_overlay(path: &Path) -> Result<String> {
+    let failed = |source| Error::io(format!("read overlay \"{}\"", path.display()), source);
+    let mut text = String::new();
+    if path == Path::new("-") {
+        if std::io::stdin().is_terminal() {
+            return Err(Error::Usage("--overlay - reads JSON from standard input, which is a terminal".into()));
+        }
+        std::io::stdin().take(OVERLAY_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+    } else {
+        let file = std::fs::File::open(path).map_err(failed)?;
+        file.take(OVERLAY_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flag_of_the_help_is_understood() {
+        for line in HELP.lines().filter_map(|line| line.trim_start().strip_prefix("--")) {
+            let flag = line.split([' ', ',']).next().unwrap();
+            let value = match flag {
+                "name" => Some("a"),
+                "adopt" => Some("0123456789abcdef0123456789abcdef"),
+                "foreground" | "help" => None,
+                _ => Some("x"),
+            };
+            let given = std::iter::once(format!("--{flag}")).chain(value.map(str::to_owned)).map(OsString::from);
+            assert!(parse(given).is_ok(), "{flag}");
+        }
+        for bad in [vec!["--fly"], vec!["--name", "../x"], vec!["--adopt", "1"], vec!["word"], vec!["--name"]] {
+            assert!(parse(bad.iter().map(OsString::from)).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! The controller: one thread, one closed event enum, owner of the pod's state.
+//!
+//! It never waits for a peer, a child, the model or the lock: connections and the turn do that on threads of
+//! their own, so status, cancel and events are answered in mid-turn.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError};
+
+use crate::heart::turn::{Opening, Worker};
+use crate::heart::watcher;
+use crate::sys::{STACK_BYTES, clock, signal};
+use crate::sys::wait::Cancel;
+use crate::tools::context::PodContext;
+use crate::tools::mailbox::{Event, Heard, Input, NewsKind, State, shutting_down};
+use crate::words::identity::Life;
+use crate::words::limits::{END_DEADLINE, MAX_SUBSCRIBERS};
+use crate::words::message::{Cause, Item, LoggedItem, TurnResult};
+use crate::words::notification::{Kind, Notice, NoticeBuffer, render_block};
+use crate::words::protocol::{
+    CancelReply, ErrorCode, PodEvent, RunReply, StartedBy, Status, StreamEvent, SubscribeReply, WireError,
+};
+
+/// Stack of the turn's thread: tools and translations of the model's words run on it.
+const TURN_STACK_BYTES: usize = 1 << 20;
+/// Texts that wait for the running turn.
+const QUEUED_MAX: usize = 256;
+
+/// What the pod is about.
+enum Phase {
+    /// Nothing runs; `paused` says why the last turn did not finish.
+    Idle { worker: Box<Worker>, paused: Option<String> },
+    /// A turn runs.
+    Running(RunningTurn),
+    /// It is over: no turn runs and none will.
+    Over,
+}
+
+struct RunningTurn {
+    thread: JoinHandle<Box<Worker>>,
+    cancel: Cancel,
+    turn: u64,
+    by_person: bool,
+}
+
+/// The controller and all it owns.
+pub struct Controller {
+    context: Arc<PodContext>,
+    events: Receiver<Event>,
+    phase: Phase,
+    state: State,
+    queued: VecDeque<Input>,
+    notices: NoticeBuffer,
+    /// Pods that the model is stopping, whose reports it need not hear.
+    stopping: Vec<Life>,
+    /// The newest turn of each pod that the model has heard of without a notice.
+    heard: HashMap<Life, u64>,
+    /// Turns in a row that no person and no spawner began.
+    turns_in_a_row: u64,
+    subscribers: Vec<Sender<StreamEvent>>,
+    /// Items that the subscribers have been sent.
+    published: u64,
+    /// The model's text since the last item, for those who subscribe in the middle of it.
+    in_flight_text: String,
+    news: Option<Sender<NewsKind>>,
+    /// An adopted pod that hears nothing until then ends itself.
+    first_request_due: Option<Instant>,
+}
+
+impl std::fmt::Debug for Controller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Controller").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Controller {
+    /// The controller of a pod that has just started. `first_request_within` is for adopted pods.
+    #[must_use]
+    pub fn new(
+        context: Arc<PodContext>,
+        events: Receiver<Event>,
+        worker: Worker,
+        first_request_within: Option<Duration>,
+    ) -> Controller {
+        let notices = NoticeBuffer::new(context.manifest.limits.notices);
+        let published = context.session.len();
+        let state = State { status: Status::Idle, detail: "no turn yet".into(), since: clock::now_seconds() };
+        Controller {
+            context,
+            events,
+            phase: Phase::Idle { worker: Box::new(worker), paused: None },
+            state,
+            queued: VecDeque::new(),
+            notices,
+            stopping: Vec::new(),
+            heard: HashMap::new(),
+            turns_in_a_row: 0,
+            subscribers: Vec::new(),
+            published,
+            in_flight_text: String::new(),
+            news: None,
+            first_request_due: first_request_within.map(|limit| Instant::now() + limit),
+        }
+    }
+
+    /// Handles events until the pod is to end and no turn runs any more.
+    pub fn run(mut self) {
+        while !matches!(self.phase, Phase::Over) {
+            let next = match self.first_request_due {
+                Some(due) => self.events.recv_deadline(due),
+                None => self.events.recv().map_err(RecvTimeoutError::from),
+            };
+            match next {
+                Ok(event) => self.handle(event),
+                Err(RecvTimeoutError::Timeout) => {
+                    log::error!("adopted, but nobody has asked anything within the launch limit: ending");
+                    self.first_request_due = None;
+                    self.handle(Event::Shutdown);
+                }
+                Err(RecvTimeoutError::Disconnected) => return, // every handle is gone, which cannot be asked to end
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Run { input, counts, reply } => answer(&reply, self.on_run(input, counts)),
+            Event::Notice(notice) => self.on_notice(notice),
+            Event::Resume(reply) => answer(&reply, self.on_resume()),
+            Event::Cancel(reply) => answer(&reply, self.on_cancel()),
+            Event::Shutdown => self.on_shutdown(),
+            Event::State(reply) => answer(&reply, self.state.clone()),
+            Event::Subscribe { since, sink, reply } => answer(&reply, self.on_subscribe(since, sink)),
+            Event::Logged(logged) => self.on_logged(logged),
+            Event::Show(shown) => self.on_show(shown),
+            Event::Doing(detail) => self.set_state(Status::Running, detail),
+            Event::TakeQueued(reply) => answer(&reply, self.queued.drain(..).collect()),
+            Event::AwaitNews(reply) => self.on_await_news(reply),
+            Event::Heard(heard) => self.on_heard(heard),
+            Event::Known(record) => watcher::watch(&self.context, record),
+            Event::TurnOver { result, message } => self.on_turn_over(result, message),
+        }
+    }
+
+    fn on_run(&mut self, input: Input, counts: bool) -> Result<RunReply, WireError> {
+        if self.context.is_ending() {
+            return Err(shutting_down());
+        }
+        self.first_request_due = None;
+        if input.from.is_none() {
+            self.turns_in_a_row = 0;
+        }
+        if let Phase::Running(running) = &self.phase {
+            if self.queued.len() >= QUEUED_MAX {
+                let reason = format!("{QUEUED_MAX} texts wait for the running turn already; try again later");
+                return Err(WireError::new(ErrorCode::Busy, reason));
+            }
+            let turn = running.turn;
+            self.queued.push_back(input);
+            self.tell_news(NewsKind::Message);
+            return Ok(RunReply { turn, queued: true });
+        }
+        if counts && !self.may_go_on_alone() {
+            return Err(WireError::new(ErrorCode::Conflict, self.alone_too_long()));
+        }
+        let by_person = input.from.is_none();
+        self.queued.push_back(input);
+        self.start_turn(Cause::Run, by_person)
+    }
+
+    fn on_resume(&mut self) -> Result<RunReply, WireError> {
+        if self.context.is_ending() {
+            return Err(shutting_down());
+        }
+        self.turns_in_a_row = 0;
+        match &self.phase {
+            Phase::Idle { paused: Some(_), .. } => self.start_turn(Cause::Resume, true),
+            Phase::Idle { paused: None, .. } => {
+                Err(WireError::new(ErrorCode::Conflict, "there is no failed or cancelled turn to go on with"))
+            }
+            Phase::Running(_) => Err(WireError::new(ErrorCode::Conflict, "a turn is running already")),
+            Phase::Over => Err(shutting_down()),
+        }
+    }
+
+    fn on_cancel(&mut self) -> Result<CancelReply, WireError> {
+        let Phase::Running(running) = &self.phase else { return Ok(CancelReply { cancelled: false }) };
+        running.cancel.set();
+        self.tell_news(NewsKind::Message);
+        Ok(CancelReply { cancelled: true })
+    }
+
+    fn on_shutdown(&mut self) {
+        if !self.context.ending.swap(true, Ordering::SeqCst) {
+            exit_in_any_case();
+        }
+        match &self.phase {
+            Phase::Running(running) => {
+                running.cancel.set();
+                self.tell_news(NewsKind::Message);
+            }
+            Phase::Idle { .. } | Phase::Over => self.phase = Phase::Over,
+        }
+    }
+
+    fn on_subscribe(
+        &mut self,
+        since: Option<u64>,
+        sink: Sender<StreamEvent>,
+    ) -> Result<(SubscribeReply, u64), WireError> {
+        self.show(self.status_event()); // finds out which subscribers are gone
+        if self.subscribers.len() >= MAX_SUBSCRIBERS {
+            let reason = format!("{MAX_SUBSCRIBERS} clients watch this pod already; close one, or read its history");
+            return Err(WireError::new(ErrorCode::Busy, reason));
+        }
+        if !self.in_flight_text.is_empty() {
+            let text = self.in_flight_text.clone();
+            let _ = sink.try_send(StreamEvent::TextDelta { text }); // a fresh queue has room
+        }
+        self.subscribers.push(sink);
+        let cursor = since.unwrap_or(self.published).min(self.published);
+        Ok((SubscribeReply { cursor, status: self.state.status }, self.published))
+    }
+
+    fn on_logged(&mut self, logged: LoggedItem) {
+        match &logged.item {
+            Item::TurnStarted { turn, cause } => self.show(StreamEvent::TurnStarted { turn: *turn, cause: *cause }),
+            Item::Notification { text } => self.show(StreamEvent::Notification { text: text.clone() }),
+            Item::ToolResult { id, ok, text, .. } => {
+                self.show(StreamEvent::ToolResult { id: id.clone(), ok: *ok, text: text.clone() });
+            }
+            Item::Assistant(message) => {
+                self.in_flight_text.clear();
+                for call in message.tool_calls.clone() {
+                    self.show(StreamEvent::ToolCall { id: call.id, name: call.name, input: call.input });
+                }
+            }
+            Item::TurnEnded { turn, result, message } => {
+                self.in_flight_text.clear();
+                self.show(StreamEvent::TurnEnded { turn: *turn, result: *result, message: message.clone() });
+            }
+            Item::Session { .. } | Item::Input { .. } | Item::ModelError { .. } => {}
+        }
+        self.published += 1;
+        self.show(StreamEvent::Item(logged));
+    }
+
+    fn on_show(&mut self, shown: StreamEvent) {
+        match &shown {
+            StreamEvent::TextDelta { text } => self.in_flight_text.push_str(text),
+            StreamEvent::Retry { .. } => self.in_flight_text.clear(),
+            StreamEvent::TurnStarted { .. }
+            | StreamEvent::ToolCall { .. }
+            | StreamEvent::ToolResult { .. }
+            | StreamEvent::Notification { .. }
+            | StreamEvent::TurnEnded { .. }
+            | StreamEvent::Status { .. }
+            | StreamEvent::Item(_)
+            | StreamEvent::Dropped { .. } => {}
+        }
+        self.show(shown);
+    }
+
+    fn on_await_news(&mut self, reply: Sender<NewsKind>) {
+        let is_cancelled = matches!(&self.phase, Phase::Running(running) if running.cancel.is_set());
+        self.news = Some(reply);
+        if !self.queued.is_empty() || is_cancelled {
+            self.tell_news(NewsKind::Message);
+        }
+    }
+
+    fn on_heard(&mut self, heard: Heard) {
+        match heard {
+            Heard::Output { life, turn } => self.hear_turns(&life, turn),
+            Heard::Reported { life, turn, ended } => {
+                self.hear_turns(&life, turn);
+                if ended {
+                    self.stopping.push(life.clone());
+                    self.notices.drop_heard(|notice| is_about(notice, &life));
+                }
+            }
+            Heard::Stopping(life) => {
+                self.notices.drop_heard(|notice| is_about(notice, &life));
+                self.stopping.push(life);
+            }
+        }
+    }
+
+    fn hear_turns(&mut self, life: &Life, turn: u64) {
+        let newest = self.heard.entry(life.clone()).or_default();
+        *newest = turn.max(*newest);
+        let newest = *newest;
+        self.notices.drop_heard(|notice| is_about(notice, life) && is_old_turn(notice, newest));
+    }
+
+    fn on_notice(&mut self, notice: Notice) {
+        let known = |life: &Life| self.stopping.contains(life);
+        let old = |life: &Life| self.heard.get(life).is_some_and(|newest| is_old_turn(&notice, *newest));
+        if notice.about.as_ref().is_some_and(|(_, life)| known(life) || old(life)) {
+            self.tell_news(NewsKind::Notice); // whoever waits should still look
+            return;
+        }
+        self.notices.push(notice);
+        self.tell_news(NewsKind::Notice);
+        self.wake();
+    }
+
+    fn on_turn_over(&mut self, result: TurnResult, message: Option<String>) {
+        let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Over) else { return };
+        self.news = None;
+        let Ok(worker) = running.thread.join() else {
+            log::error!("the turn's thread is lost; ending"); // a panic, which the tests look for
+            self.context.ending.store(true, Ordering::SeqCst);
+            return;
+        };
+        self.report(running.turn, running.by_person, result, message.as_deref());
+        if self.context.is_ending() {
+            self.set_state(Status::Idle, "ending".into());
+            return;
+        }
+        let paused = (result != TurnResult::Finished).then(|| message.unwrap_or_default());
+        let (status, detail) = match &paused {
+            None => (Status::Idle, "waiting for input".to_owned()),
+            Some(why) => (Status::Paused, format!("the last turn did not finish: {why}")),
+        };
+        let goes_on = paused.is_none() && !self.queued.is_empty();
+        self.phase = Phase::Idle { worker, paused };
+        self.set_state(status, detail);
+        if goes_on {
+            let by_person = self.queued.iter().any(|input| input.from.is_none());
+            if let Err(error) = self.start_turn(Cause::Run, by_person) {
+                log::error!("cannot start a turn for the texts that wait: {error}"); // they wait for the next one
+            }
+        } else {
+            self.wake();
+        }
+    }
+
+    /// Tells the spawner how the turn ended: exactly one report for each turn.
+    fn report(&self, turn: u64, by_person: bool, result: TurnResult, message: Option<&str>) {
+        let pod_name = self.context.own.pod_id.clone();
+        let way = match result {
+            TurnResult::Finished => {
+                let started_by = by_person.then_some(StartedBy::Person);
+                self.context.events.send(PodEvent::TurnEnded { pod_name, started_by, turn: Some(turn) });
+                return;
+            }
+            TurnResult::Failed => "failed",
+            TurnResult::Cancelled => "cancelled",
+            TurnResult::Limit => "limit",
+        };
+        let message = format!("{way}: {}", message.unwrap_or("no reason is known"));
+        let message = crate::words::text::cut_end(&message, crate::words::limits::MAX_EVENT_MESSAGE_BYTES);
+        self.context.events.send(PodEvent::Errored { pod_name, message, turn: Some(turn) });
+    }
+
+    /// Starts a turn when something waits that wakes, nobody has paused the pod, and it is allowed to go on.
+    fn wake(&mut self) {
+        let is_ready = matches!(self.phase, Phase::Idle { paused: None, .. });
+        if !is_ready || !self.context.manifest.wake_on_events || !self.notices.wakes() || self.context.is_ending() {
+            return;
+        }
+        if !self.may_go_on_alone() {
+            let reason = self.alone_too_long();
+            self.set_state(Status::Idle, reason);
+            return;
+        }
+        if let Err(error) = self.start_turn(Cause::Wake, false) {
+            log::error!("cannot wake up: {error}"); // the notices wait for the next turn
+        }
+    }
+
+    /// Counts one more turn without a person, if that is allowed.
+    fn may_go_on_alone(&mut self) -> bool {
+        let allowed = self.turns_in_a_row < self.context.manifest.limits.wake_turns;
+        self.turns_in_a_row += u64::from(allowed);
+        allowed
+    }
+
+    fn alone_too_long(&self) -> String {
+        format!(
+            "pod \"{}\" has made {} turns in a row that no person began (manifest setting \"limits.wake_turns\"); what comes waits until a person sends it something",
+            self.context.own.pod_id, self.turns_in_a_row
+        )
+    }
+
+    fn start_turn(&mut self, cause: Cause, by_person: bool) -> Result<RunReply, WireError> {
+        let internal = |error: std::io::Error| {
+            WireError::new(ErrorCode::Internal, format!("cannot start a turn: {error}; try again later"))
+        };
+        let cancel = Cancel::new().map_err(internal)?;
+        let Phase::Idle { worker, paused } = std::mem::replace(&mut self.phase, Phase::Over) else {
+            return Err(shutting_down());
+        };
+        let turn = self.context.session.summary().turn + 1;
+        let (notices, lost) = self.notices.drain();
+        let block = (!notices.is_empty() || lost > 0).then(|| render_block(&notices, lost));
+        let inputs = self.queued.drain(..).collect();
+        let opening = Opening { turn, cause, notices: block, inputs, cancel: cancel.clone() };
+        // The worker goes through a slot, so that it is not lost with a thread that could not be started.
+        let slot = Arc::new(std::sync::Mutex::new(Some((worker, opening))));
+        let (theirs, mailbox) = (Arc::clone(&slot), self.context.mailbox.clone());
+        let run = move || {
+            let taken = theirs.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            let (mut worker, opening) = taken.expect("the slot is filled before the thread starts");
+            let (result, message) = worker.run(opening);
+            mailbox.post(Event::TurnOver { result, message });
+            worker
+        };
+        match std::thread::Builder::new().name("turn".into()).stack_size(TURN_STACK_BYTES).spawn(run) {
+            Ok(thread) => {
+                self.phase = Phase::Running(RunningTurn { thread, cancel, turn, by_person });
+                self.set_state(Status::Running, "starting a turn".into());
+                Ok(RunReply { turn, queued: false })
+            }
+            Err(error) => {
+                let taken = slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+                if let Some((worker, opening)) = taken {
+                    self.queued.extend(opening.inputs);
+                    notices.into_iter().for_each(|notice| self.notices.push(notice));
+                    self.phase = Phase::Idle { worker, paused };
+                }
+                Err(internal(error))
+            }
+        }
+    }
+
+    fn set_state(&mut self, status: Status, detail: String) {
+        if self.state.status == status && self.state.detail == detail {
+            return;
+        }
+        self.state = State { status, detail, since: clock::now_seconds() };
+        self.show(self.status_event());
+    }
+
+    fn status_event(&self) -> StreamEvent {
+        StreamEvent::Status { status: self.state.status, detail: self.state.detail.clone() }
+    }
+
+    /// Sends an event to every subscriber. One whose queue is full is dropped; its connection says so.
+    fn show(&mut self, event: StreamEvent) {
+        self.subscribers.retain(|sink| match sink.try_send(event.clone()) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => {
+                log::warn!("dropped a subscriber that does not keep up");
+                false
+            }
+            Err(TrySendError::Disconnected(_)) => false,
+        });
+    }
+
+    fn tell_news(&mut self, kind: NewsKind) {
+        if let Some(waiting) = self.news.take() {
+            let _ = waiting.try_send(kind); // a fresh channel of one has room; nobody waiting is fine
+        }
+    }
+}
+
+/// Whatever hangs, the process is gone when the end has taken too long; the next opener of the lock reclaims.
+fn exit_in_any_case() {
+    let run = || {
+        std::thread::sleep(END_DEADLINE);
+        log::error!("the end took more than {} s: exiting without it", END_DEADLINE.as_secs());
+        signal::exit_now(1);
+    };
+    let started = std::thread::Builder::new().name("end deadline".into()).stack_size(STACK_BYTES).spawn(run);
+    if let Err(error) = started {
+        log::warn!("nothing bounds the end: {error}"); // each of its steps has a deadline of its own
+    }
+}
+
+fn answer<T>(reply: &Sender<T>, value: T) {
+    let _ = reply.try_send(value); // the asker made room for one; one that has gone needs no answer
+}
+
+fn is_about(notice: &Notice, life: &Life) -> bool {
+    notice.about.as_ref().is_some_and(|(_, about)| about == life)
+}
+
+fn is_old_turn(notice: &Notice, newest: u64) -> bool {
+    match notice.kind {
+        Kind::Turn(Some(turn)) => turn <= newest,
+        Kind::Turn(None) | Kind::End | Kind::News => false,
+    }
+}

@@ -1,0 +1,354 @@
+//! A pod from its start to its end: register, listen, live, hand back, say goodbye.
+//!
+//! The main thread runs the controller; the order of the steps is that of the launch contract.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use crossbeam_channel::Receiver;
+
+use crate::heart::controller::Controller;
+use crate::heart::server;
+use crate::heart::turn::Worker;
+use crate::store::life::{self, HeldLife};
+use crate::store::manifest::{self, Layer, Manifest};
+use crate::store::paths::{Directories, RuntimeDirectory, canonical, canonical_rules};
+use crate::store::registry::Registry;
+use crate::store::scope_lock::{ScopeLock, ScopeView};
+use crate::store::session::{self, Session};
+use crate::store::instruction;
+use crate::sys::signal::{self, EndSignal};
+use crate::sys::{clock, process, socket};
+use crate::tools::context::PodContext;
+use crate::tools::mailbox::{Event, Input, Mailbox};
+use crate::wire::events::{Callback, EventSender};
+use crate::wire::launch::Ready;
+use crate::wire::provider::{Provider, ProviderPlace};
+use crate::words::allocation::{Allocation, AllocationState};
+use crate::words::error::{Error, Result};
+use crate::words::identity::{Life, Pid, PodName};
+use crate::words::limits::FAREWELL_DEADLINE;
+use crate::words::message::Item;
+use crate::words::protocol::{PodEvent, Sender};
+use crate::words::scope::Rule;
+
+/// What a pod is started with.
+#[derive(Debug, Clone, Default)]
+pub struct StartOptions {
+    /// The name to have.
+    pub name: Option<PodName>,
+    /// The working directory; the current one by default.
+    pub directory: Option<PathBuf>,
+    /// Rule texts; those of the manifest by default.
+    pub scope: Vec<String>,
+    /// One more manifest file.
+    pub manifest: Option<PathBuf>,
+    /// Settings over all manifests, as JSON text.
+    pub overlay: Option<String>,
+    /// The spawner's socket.
+    pub callback: Option<PathBuf>,
+    /// The reservation to take over.
+    pub adopt: Option<Life>,
+    /// The first input.
+    pub task: Option<String>,
+}
+
+/// A pod that accepts connections and has not begun to live.
+#[derive(Debug)]
+pub struct Pod {
+    context: Arc<PodContext>,
+    controller: Controller,
+    task: Option<String>,
+}
+
+/// Starts a pod up to the point where it accepts connections. To be called while the process has one thread.
+///
+/// # Errors
+/// With the reason, after entry, folder and socket have been taken back.
+pub fn start(options: StartOptions) -> Result<Pod> {
+    let directories = Directories::from_environment()?;
+    let current = std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
+    let directory = canonical(options.directory.as_deref().unwrap_or(Path::new(".")), &current)?;
+    if !directory.is_dir() {
+        return Err(Error::told(format!("working directory \"{}\" is no directory", directory.display())));
+    }
+    let mut manifest = manifest::gather(&directories.config, &directory, overlays(&options)?)?;
+    manifest.provider = Provider::choose(&manifest.provider)?;
+    let instruction = instruction::resolve(&manifest.instruction, &directories.config, &directory)?;
+    let runtime = Arc::new(RuntimeDirectory::open_or_create(&directories.runtime)?);
+    let lock = ScopeLock::new(runtime);
+    let (entry, spawner) = register(&lock, &directories, &directory, &manifest, &options)?;
+    let registered = Registered { lock, directories, directory, manifest, instruction, entry, spawner };
+    let (lock, entry) = (registered.lock.clone(), registered.entry.clone());
+    registered.build(options).inspect_err(|_| {
+        let undone = lock.edit(None, |table| {
+            table.release(&entry.life);
+            lock.remove_traces(&entry);
+            Ok(())
+        });
+        if let Err(error) = undone {
+            log::error!("the entry of \"{}\" stays: {error}", entry.pod_id); // the next opener reclaims it
+        }
+    })
+}
+
+fn overlays(options: &StartOptions) -> Result<Vec<Layer>> {
+    let mut layers = Vec::new();
+    if let Some(path) = &options.manifest {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| Error::io(format!("read manifest \"{}\"", path.display()), source))?;
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        let base = absolute.parent().unwrap_or(Path::new("/"));
+        layers.push(Layer::parse(&text, manifest::Source::Overlay, &path.to_string_lossy(), base)?);
+    }
+    if let Some(text) = &options.overlay {
+        layers.push(Layer::parse(text, manifest::Source::Overlay, "overlay", Path::new("/"))?);
+    }
+    Ok(layers)
+}
+
+/// Puts the pod's entry into the lock: a new one for a root, its own life in place of the reservation for a
+/// spawned one. Returns the entry and who spawned it.
+fn register(
+    lock: &ScopeLock,
+    directories: &Directories,
+    directory: &Path,
+    manifest: &Manifest,
+    options: &StartOptions,
+) -> Result<(Allocation, Option<Sender>)> {
+    let pid = Pid::new(process::own_pid())?;
+    let stat = process::process_stat(pid.get()).ok_or_else(|| Error::told("cannot read /proc/self/stat; is /proc there?"))?;
+    let life = life::new_life()?;
+    let name = options.name.clone().map_or_else(|| PodName::new("main"), Ok)?;
+    let texts = if options.scope.is_empty() { &manifest.scope } else { &options.scope };
+    let scope_allow: Vec<Rule> = canonical_rules(texts, directory)?;
+    scope_allow.iter().try_for_each(|rule| directories.check_scope(rule))?;
+    let edited = lock.edit(None, |table| {
+        let entry = if let Some(reservation) = &options.adopt {
+            table.adopt(reservation, life.clone(), pid, stat.start_time)?
+        } else {
+            let pod_id = table.free_id(&name);
+            let entry = Allocation {
+                socket: directories.socket(&pod_id)?.to_string_lossy().into_owned(),
+                pod_id,
+                name,
+                pid,
+                start_time: stat.start_time,
+                life: life.clone(),
+                state: AllocationState::Live,
+                spawned_by: None,
+                scope_allow,
+                delegated_from: None,
+                since: clock::now_seconds(),
+                extra: BTreeMap::new(),
+            };
+            let refused = |refusal| Error::told(format!("cannot start pod \"{}\": {refusal}", entry.pod_id));
+            table.register(entry.clone(), &manifest.limits).map_err(refused)?;
+            entry
+        };
+        let spawner = entry.delegated_from.as_ref().and_then(|id| table.get(id));
+        let spawner = spawner.map(|spawner| Sender { pod_id: spawner.pod_id.clone(), life: spawner.life.clone() });
+        // Held before anyone can see the entry: the table is written after this returns.
+        let held = HeldLife::create(lock.runtime(), life)?;
+        held.record(&entry)?;
+        held.keep_until_exit();
+        lock.sweep(table);
+        Ok((entry, spawner))
+    })?;
+    Ok(edited.value)
+}
+
+/// A pod whose entry is in the lock, and what the rest of its start needs.
+struct Registered {
+    lock: ScopeLock,
+    directories: Directories,
+    directory: PathBuf,
+    manifest: Manifest,
+    instruction: String,
+    entry: Allocation,
+    spawner: Option<Sender>,
+}
+
+impl Registered {
+    fn build(self, options: StartOptions) -> Result<Pod> {
+        let Registered { lock, directories, directory, manifest, instruction, entry, spawner } = self;
+        let own = Sender { pod_id: entry.pod_id.clone(), life: entry.life.clone() };
+        let folder = directories.runtime.join(own.pod_id.as_str());
+        let listener = listen(&folder, Path::new(&entry.socket))?;
+        let state_dir = session::create_folder(&directories.state, &own.pod_id, &own.life)?;
+        begin_log(&state_dir)?;
+        let session = Session::open(&state_dir)?;
+        let program = env!("CARGO_PKG_VERSION").to_owned();
+        session.append(Item::Session { pod_id: own.pod_id.clone(), program })?;
+        save_manifest(&state_dir, &manifest)?;
+        let place = ProviderPlace {
+            pod_id: own.pod_id.clone(),
+            name: entry.name.clone(),
+            directory: directory.clone(),
+            private_dir: folder,
+        };
+        let provider = Provider::new(&manifest.provider, place)?;
+        let callback = options.callback.clone().map(|socket| Callback {
+            socket,
+            life: spawner.as_ref().map(|spawner| spawner.life.clone()),
+        });
+        let (mailbox, events): (Mailbox, Receiver<Event>) = Mailbox::new();
+        let instruction = introduce(&instruction, &entry, &directory, spawner.as_ref());
+        let first_request_within = options.adopt.as_ref().map(|_| manifest.limits.launch());
+        let context = Arc::new(PodContext {
+            name: entry.name.clone(),
+            pid: entry.pid,
+            socket: PathBuf::from(&entry.socket),
+            view: ScopeView::new(lock.clone(), own.pod_id.clone(), own.life.clone()),
+            registry: Registry::open(&state_dir)?,
+            events: EventSender::new(own.clone(), callback, lock.clone()),
+            ending: AtomicBool::new(false),
+            own,
+            spawner,
+            directory,
+            directories,
+            manifest,
+            lock,
+            session,
+            mailbox,
+        });
+        end_on_signals(&context)?;
+        let worker = Worker::new(Arc::clone(&context), provider, instruction)?;
+        let controller = Controller::new(Arc::clone(&context), events, worker, first_request_within);
+        server::serve(listener, Arc::clone(&context)).map_err(|source| Error::io("start a thread", source))?;
+        log::info!("pod \"{}\" {} started in \"{}\"", context.own.pod_id, context.pid, context.directory.display());
+        Ok(Pod { context, controller, task: options.task })
+    }
+}
+
+/// Makes the pod's folder and its socket. A dead socket is replaced; anything else in its place is not touched.
+fn listen(folder: &Path, path: &Path) -> Result<UnixListener> {
+    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(source) => return Err(Error::io(format!("create \"{}\"", folder.display()), source)),
+    }
+    match std::fs::symlink_metadata(path) {
+        // The entry is ours, so nobody else can be listening there.
+        Ok(metadata) if metadata.file_type().is_socket() => {
+            std::fs::remove_file(path)
+                .map_err(|source| Error::io(format!("replace dead socket \"{}\"", path.display()), source))?;
+        }
+        Ok(_) => {
+            return Err(Error::told(format!(
+                "\"{}\" is in the way of the socket and is no socket; move it away",
+                path.display()
+            )));
+        }
+        Err(_) => {} // nothing is there; if it cannot even be looked at, listening says why
+    }
+    socket::listen(path).map_err(|source| Error::io(format!("listen on \"{}\"", path.display()), source))
+}
+
+fn begin_log(state_dir: &Path) -> Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let path = session::log_path(state_dir);
+    let opened = std::fs::File::options().append(true).create(true).mode(0o600).open(&path);
+    let file = opened.map_err(|source| Error::io(format!("open log \"{}\"", path.display()), source))?;
+    let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned());
+    let target = env_logger::Target::Pipe(Box::new(file));
+    // A second logger in one process happens in tests only; the first one stays.
+    let _ = env_logger::Builder::new().parse_filters(&filter).target(target).try_init();
+    Ok(())
+}
+
+fn save_manifest(state_dir: &Path, manifest: &Manifest) -> Result<()> {
+    let path = session::manifest_path(state_dir);
+    let failed = |source| Error::io(format!("write \"{}\"", path.display()), source);
+    let text = serde_json::to_string_pretty(manifest).unwrap_or_default();
+    let directory = crate::sys::file::open_directory(state_dir).map_err(failed)?;
+    let name = path.file_name().map(Path::new).unwrap_or(Path::new("manifest.json"));
+    crate::sys::file::remove_at(&directory, name).map_err(failed)?;
+    crate::sys::file::write_complete(&directory, name, text.as_bytes(), 0o600).map_err(failed)
+}
+
+/// The instruction text with who the pod is.
+fn introduce(instruction: &str, entry: &Allocation, directory: &Path, spawner: Option<&Sender>) -> String {
+    let rules: Vec<String> = entry.scope_allow.iter().map(|rule| format!("- {rule}\n")).collect();
+    let scope = if rules.is_empty() { "- nothing: you may only read\n".to_owned() } else { rules.concat() };
+    let origin = match spawner {
+        Some(spawner) => format!("You were spawned by pod \"{}\"; your first message is its task, and it reads your answers.", spawner.pod_id),
+        None => "You were started by a person, who reads your answers.".to_owned(),
+    };
+    format!(
+        "{instruction}\n\n# You\n\nYou are pod \"{}\". {origin} Your working directory is \"{}\". Your scope:\n{scope}",
+        entry.pod_id,
+        directory.display()
+    )
+}
+
+/// The first SIGTERM or SIGINT ends gracefully, the second one at once. A lost terminal changes nothing.
+fn end_on_signals(context: &Arc<PodContext>) -> Result<()> {
+    let mailbox = context.mailbox.clone();
+    let asked = AtomicUsize::new(0);
+    let handle = move |signal| match signal {
+        EndSignal::HangUp => {}
+        EndSignal::Interrupt | EndSignal::Terminate => {
+            if asked.fetch_add(1, Ordering::SeqCst) > 0 {
+                signal::exit_now(1);
+            }
+            mailbox.post(Event::Shutdown);
+        }
+    };
+    signal::on_end_signals(handle).map_err(|source| Error::io("listen for signals", source))
+}
+
+impl Pod {
+    /// What the launch command says of it.
+    #[must_use]
+    pub fn ready(&self) -> Ready {
+        Ready {
+            pod_id: self.context.own.pod_id.clone(),
+            socket: self.context.socket.clone(),
+            pid: self.context.pid,
+        }
+    }
+
+    /// The pod's log file.
+    #[must_use]
+    pub fn log_path(&self) -> PathBuf {
+        session::log_path(self.context.session.directory())
+    }
+
+    /// Lives until somebody asks it to end, then hands everything back.
+    pub fn live(self) {
+        if let Some(text) = self.task {
+            let mailbox = self.context.mailbox.clone();
+            let (reply, _) = crossbeam_channel::bounded(1);
+            mailbox.post(Event::Run { input: Input { text, from: None }, counts: false, reply });
+        }
+        self.controller.run();
+        say_goodbye(&self.context);
+    }
+}
+
+/// Waits for reports in flight, gives the scope and the children back, and reports the end itself: a thread
+/// would die with the process.
+fn say_goodbye(context: &PodContext) {
+    let deadline = Instant::now() + FAREWELL_DEADLINE;
+    let left = || deadline.saturating_duration_since(Instant::now());
+    if !context.events.wait_landed(left()) {
+        log::warn!("ending while a report is on its way"); // its thread dies with the process
+    }
+    let released = context.lock.edit(None, |table| {
+        if let Some(own) = table.release(&context.own.life) {
+            context.lock.remove_traces(&own);
+        }
+        Ok(())
+    });
+    if let Err(error) = released {
+        log::error!("the entry stays until the next pod reclaims it: {error}");
+    }
+    context.events.send_inline(PodEvent::ShutDown { pod_name: context.own.pod_id.clone() }, left());
+    log::info!("pod \"{}\" ended", context.own.pod_id);
+}

@@ -1,0 +1,326 @@
+//! The pod's socket: one thread for each connection, one request, one reply; `subscribe` alone streams.
+//!
+//! Connections wait for the disk, the lock and other pods, so that the controller never does.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+
+use crate::heart::reports;
+use crate::sys::process::own_uid;
+use crate::sys::socket::{self, Line, LineReader};
+use crate::tools::context::PodContext;
+use crate::tools::mailbox::{Event, Input, shutting_down};
+use crate::tools::survey;
+use crate::words::error::Error;
+use crate::words::identity::Life;
+use crate::words::limits::{
+    MAX_CONNECTIONS, MAX_LAST_RESPONSE_BYTES, MAX_LINE_BYTES, SUBSCRIBER_QUEUE, WIRE_TIMEOUT,
+};
+use crate::words::message::LoggedItem;
+use crate::words::notification::render_message;
+use crate::words::protocol::{
+    Done, ErrorCode, HistoryReply, Method, OutputReply, PROTOCOL_VERSION, PodsReply, Reply, Request, Sender,
+    StatusReply, StreamEvent, WireError, parse_request, too_large,
+};
+use crate::words::scope::{Reach, Rule};
+use crate::words::text::cut_end;
+
+/// How often a stream with nothing to say looks whether its client is still there.
+const CLIENT_CHECK: Duration = Duration::from_secs(2);
+
+/// Accepts connections on a thread of its own until the process ends.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub fn serve(listener: UnixListener, context: Arc<PodContext>) -> std::io::Result<()> {
+    let run = move || {
+        let open = Arc::new(AtomicUsize::new(0));
+        for stream in listener.incoming() {
+            match stream {
+                Ok(stream) => accept(stream, &context, &open),
+                Err(error) => {
+                    log::warn!("cannot accept a connection: {error}"); // no descriptors; they come back
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+        }
+    };
+    std::thread::Builder::new().name("accept".into()).stack_size(crate::sys::STACK_BYTES).spawn(run).map(|_| ())
+}
+
+/// Counts one open connection for as long as it lives.
+struct Slot(Arc<AtomicUsize>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn accept(mut stream: UnixStream, context: &Arc<PodContext>, open: &Arc<AtomicUsize>) {
+    let slot = Slot(Arc::clone(open));
+    if open.fetch_add(1, Ordering::SeqCst) >= MAX_CONNECTIONS {
+        let reason = format!("{MAX_CONNECTIONS} connections are open already; try again later");
+        let reply = Reply::Error(WireError::new(ErrorCode::Busy, reason));
+        // A fresh socket takes a short line at once; a full one is not worth a wait.
+        let _ = stream.set_nonblocking(true);
+        let _ = std::io::Write::write(&mut stream, reply.to_line().as_bytes());
+        return;
+    }
+    let context = Arc::clone(context);
+    let run = move || {
+        connection(stream, &context);
+        drop(slot);
+    };
+    let started = std::thread::Builder::new().name("connection".into()).stack_size(crate::sys::STACK_BYTES).spawn(run);
+    if let Err(error) = started {
+        log::warn!("cannot serve a connection: {error}"); // its client sees a close and may come again
+    }
+}
+
+fn connection(mut stream: UnixStream, context: &PodContext) {
+    let Ok(reading) = stream.try_clone() else { return };
+    // Who calls is checked before anything is read. Root may do so anyway by other means.
+    match socket::peer_uid(&stream) {
+        Ok(uid) if uid == own_uid() || uid == 0 => {}
+        Ok(uid) => {
+            log::warn!("refused a connection of user {uid}");
+            let refusal = WireError::new(ErrorCode::NotAllowed, "this pod belongs to another user");
+            return write_reply(&mut stream, &Reply::Error(refusal));
+        }
+        Err(error) => return log::warn!("cannot see who connects: {error}"), // then nobody is served
+    }
+    let mut lines = LineReader::new(reading);
+    let request = match lines.read_line(MAX_LINE_BYTES, Instant::now() + WIRE_TIMEOUT) {
+        Line::Complete(line) => parse_request(&line),
+        Line::TooLong => Err(too_large()),
+        Line::Closed => return, // a peer that vanishes is no fault
+        Line::TimedOut => {
+            let reason = format!("no request line came within {} s", WIRE_TIMEOUT.as_secs());
+            Err(WireError::new(ErrorCode::BadRequest, reason))
+        }
+    };
+    match request.and_then(|request| admit(context, request)) {
+        Ok(Request { method: Method::Subscribe { since }, .. }) => stream_events(stream, lines, context, since),
+        Ok(request) => {
+            let reply = answer(context, request);
+            write_reply(&mut stream, &reply);
+        }
+        Err(refusal) => write_reply(&mut stream, &Reply::Error(refusal)),
+    }
+}
+
+fn write_reply(stream: &mut UnixStream, reply: &Reply) {
+    if let Err(error) = socket::write_by(stream, reply.to_line().as_bytes(), Instant::now() + WIRE_TIMEOUT) {
+        log::debug!("a reply did not arrive: {error}"); // the peer is gone or does not read
+    }
+}
+
+/// The one place that decides whether a request is for this life, and whether its sender may ask it.
+fn admit(context: &PodContext, request: Request) -> Result<Request, WireError> {
+    if request.to.as_ref().is_some_and(|life| *life != context.own.life) {
+        let reason = format!("the pod that is meant has ended; \"{}\" here is another one", context.own.pod_id);
+        return Err(WireError::new(ErrorCode::UnknownPod, reason));
+    }
+    let Some(from) = &request.from else { return Ok(request) };
+    let not_allowed = |reason: &str| Err(WireError::new(ErrorCode::NotAllowed, reason));
+    match &request.method {
+        Method::PodEvent(_) => Ok(request), // reports have their own rule, which also fits one that is ending
+        Method::Subscribe { .. } => not_allowed("pods do not subscribe; they get reports"),
+        Method::Shutdown | Method::Cancel | Method::Resume => {
+            if is_above(context, &from.life) {
+                Ok(request)
+            } else {
+                not_allowed("only a pod's own spawners, or a person, may do this")
+            }
+        }
+        Method::Run { .. }
+        | Method::Notify { .. }
+        | Method::GetHistory { .. }
+        | Method::Status
+        | Method::ReadOutput { .. }
+        | Method::ListPods => {
+            if is_sender_alive(context, from) {
+                Ok(request)
+            } else {
+                let reason = format!("the sender \"{}\" with that life is not registered", from.pod_id);
+                Err(WireError::new(ErrorCode::UnknownPod, reason))
+            }
+        }
+    }
+}
+
+/// Whether the pod of this life stands above this one in the lock.
+fn is_above(context: &PodContext, life: &Life) -> bool {
+    match context.lock.read() {
+        Ok(table) => table.ancestors(&context.own.pod_id).iter().any(|above| above.life == *life),
+        Err(error) => {
+            log::warn!("cannot see who stands above: {error}"); // the spawner at the start still may
+            context.spawner.as_ref().is_some_and(|spawner| spawner.life == *life)
+        }
+    }
+}
+
+/// Nothing may speak for a successor of the same name. A damaged lock is no reason to stop talking.
+fn is_sender_alive(context: &PodContext, from: &Sender) -> bool {
+    let is_spawner = context.spawner.as_ref() == Some(from);
+    is_spawner
+        || context
+            .lock
+            .read()
+            .map_or(true, |table| table.by_life(&from.life).is_some_and(|entry| entry.pod_id == from.pod_id))
+}
+
+fn answer(context: &PodContext, request: Request) -> Reply {
+    let from = request.from;
+    match request.method {
+        Method::Run { input } => {
+            let counts = from.is_some() && from != context.spawner;
+            let input = Input { text: input, from: from.map(|from| from.pod_id) };
+            Reply::from(context.mailbox.ask(|reply| Event::Run { input, counts, reply }))
+        }
+        Method::Notify { message } => {
+            if context.is_ending() {
+                return Reply::Error(shutting_down());
+            }
+            let notice = render_message(from.as_ref().map(|from| &from.pod_id), &message);
+            context.mailbox.post(Event::Notice(notice));
+            Reply::from(Ok::<_, WireError>(Done {}))
+        }
+        Method::PodEvent(event) => Reply::from(reports::receive(context, from.as_ref(), &event)),
+        Method::Resume => Reply::from(context.mailbox.ask(Event::Resume)),
+        Method::Cancel => Reply::from(context.mailbox.ask(Event::Cancel)),
+        Method::Shutdown => {
+            log::info!("asked to end by {}", from.map_or("a person".to_owned(), |from| format!("pod {}", from.pod_id)));
+            context.mailbox.post(Event::Shutdown);
+            Reply::from(Ok::<_, WireError>(Done {}))
+        }
+        Method::GetHistory { since } => Reply::from(history(context, since)),
+        Method::Status => Reply::from(status(context)),
+        Method::ReadOutput { since } => Reply::from(output(context, since)),
+        Method::ListPods => {
+            Reply::from(survey::known_pods(context).map(|pods| PodsReply { pods }).map_err(internal))
+        }
+        Method::Subscribe { .. } => Reply::Error(WireError::new(ErrorCode::Internal, "subscribe streams")),
+    }
+}
+
+fn internal(error: Error) -> WireError {
+    WireError::new(ErrorCode::Internal, error.to_string())
+}
+
+fn history(context: &PodContext, since: Option<u64>) -> Result<HistoryReply, WireError> {
+    let state = context.mailbox.state().ok_or_else(shutting_down)?;
+    let page = context.session.page(since.unwrap_or(0)).map_err(internal)?;
+    Ok(HistoryReply { items: page.items, cursor: page.cursor, more: page.more, status: state.status })
+}
+
+fn output(context: &PodContext, since: Option<u64>) -> Result<OutputReply, WireError> {
+    let state = context.mailbox.state().ok_or_else(shutting_down)?;
+    let (text, cursor, more) = context.session.output(since).map_err(internal)?;
+    Ok(OutputReply { status: state.status, text, cursor, more, turn: context.session.summary().turn })
+}
+
+fn status(context: &PodContext) -> Result<StatusReply, WireError> {
+    let events_in_flight = context.events.count_in_flight(); // before the state: a report is counted, then idle
+    let state = context.mailbox.state().ok_or_else(shutting_down)?;
+    let summary = context.session.summary();
+    let (scope, lent, detail) = match context.view.effective() {
+        Ok(effective) => (effective.allow, effective.lent, state.detail),
+        Err(error) => (Vec::new(), Vec::new(), format!("{}; {error}", state.detail)),
+    };
+    let is_implied = |rule: &Rule| !rule.writes() && rule.path() == "/" && rule.reach() == Reach::Recursive;
+    Ok(StatusReply {
+        pod_id: context.own.pod_id.clone(),
+        name: context.name.clone(),
+        pid: context.pid,
+        life: context.own.life.clone(),
+        status: state.status,
+        detail,
+        since: state.since,
+        answers: true,
+        protocol: PROTOCOL_VERSION,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        scope: scope.into_iter().filter(|rule| !is_implied(rule)).collect(),
+        lent: lent.into_iter().map(|loan| loan.rule).collect(),
+        sandbox: "no shell".to_owned(),
+        turn: summary.turn,
+        last_response: cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
+        last_result: summary.last_result,
+        usage: summary.usage,
+        spawner: context.spawner.as_ref().map(|spawner| spawner.pod_id.clone()),
+        state_dir: context.session.directory().to_string_lossy().into_owned(),
+        log: crate::store::session::log_path(context.session.directory()).to_string_lossy().into_owned(),
+        events_in_flight,
+    })
+}
+
+fn stream_events(mut stream: UnixStream, lines: LineReader, context: &PodContext, since: Option<u64>) {
+    let (sink, events) = bounded(SUBSCRIBER_QUEUE);
+    let opened = context.mailbox.ask(|reply| Event::Subscribe { since, sink, reply });
+    let (reply, logged_until) = match opened {
+        Ok(opened) => opened,
+        Err(refusal) => return write_reply(&mut stream, &Reply::Error(refusal)),
+    };
+    let cursor = reply.cursor;
+    write_reply(&mut stream, &Reply::from(Ok::<_, WireError>(reply)));
+    let reason = replay(&mut stream, context, cursor, logged_until)
+        .and_then(|()| follow(&mut stream, lines, context, &events));
+    if let Err(Some(reason)) = reason {
+        let line = StreamEvent::Dropped { reason }.to_line();
+        let _ = socket::write_by(&mut stream, line.as_bytes(), Instant::now() + WIRE_TIMEOUT); // the last word
+    }
+}
+
+/// Why a stream ends: a reason for the client, or nothing because the client is gone.
+type StreamEnd = Option<String>;
+
+fn write_event(stream: &mut UnixStream, event: &StreamEvent) -> Result<(), StreamEnd> {
+    socket::write_by(stream, event.to_line().as_bytes(), Instant::now() + WIRE_TIMEOUT).map_err(|error| {
+        log::debug!("a subscriber is gone: {error}");
+        None
+    })
+}
+
+fn replay(stream: &mut UnixStream, context: &PodContext, mut cursor: u64, until: u64) -> Result<(), StreamEnd> {
+    while cursor < until {
+        let page = context.session.page(cursor).map_err(|error| Some(error.to_string()))?;
+        let wanted = usize::try_from(until - cursor).unwrap_or(usize::MAX);
+        let items: Vec<LoggedItem> = page.items.into_iter().take(wanted).collect();
+        cursor += items.len() as u64;
+        if items.is_empty() {
+            return Err(Some("the history ends before its cursor".into()));
+        }
+        items.into_iter().try_for_each(|item| write_event(stream, &StreamEvent::Item(item)))?;
+    }
+    Ok(())
+}
+
+fn follow(
+    stream: &mut UnixStream,
+    mut lines: LineReader,
+    context: &PodContext,
+    events: &Receiver<StreamEvent>,
+) -> Result<(), StreamEnd> {
+    loop {
+        match events.recv_timeout(CLIENT_CHECK) {
+            Ok(event) => write_event(stream, &event)?,
+            Err(RecvTimeoutError::Timeout) => {
+                // A client sends nothing more; if the read ends with a close it has gone.
+                if lines.read_line(MAX_LINE_BYTES, Instant::now() + Duration::from_millis(1)) == Line::Closed {
+                    return Err(None);
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) if context.is_ending() => return Err(Some("the pod is ending".into())),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Some(format!(
+                    "more than {SUBSCRIBER_QUEUE} events were waiting; subscribe again from the last cursor"
+                )));
+            }
+        }
+    }
+}

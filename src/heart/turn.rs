@@ -1,0 +1,202 @@
+//! One turn: the model and its tools until the model is done, at most so many requests.
+//!
+//! Runs on a thread of its own and owns the conversation meanwhile. Everything is appended to the history before
+//! it is sent or run, and told to the controller after that.
+
+use std::sync::Arc;
+
+use crate::store::session::Session;
+use crate::sys::wait::Cancel;
+use crate::tools::context::PodContext;
+use crate::tools::mailbox::{Event, Input};
+use crate::tools::toolbox::Toolbox;
+use crate::wire::provider::{Failure, ModelRequest, Provider, backoff};
+use crate::words::error::Result;
+use crate::words::message::{AssistantMessage, Cause, Item, Stop, TurnResult, open_calls};
+use crate::words::protocol::StreamEvent;
+
+/// What a turn needs and the next turn needs again.
+#[derive(Debug)]
+pub struct Worker {
+    context: Arc<PodContext>,
+    provider: Provider,
+    toolbox: Toolbox,
+    instruction: String,
+    conversation: Vec<Item>,
+}
+
+/// What a turn begins with.
+#[derive(Debug)]
+pub struct Opening {
+    /// Its number.
+    pub turn: u64,
+    /// Why it begins.
+    pub cause: Cause,
+    /// The block of notices that waited.
+    pub notices: Option<String>,
+    /// The texts that started it.
+    pub inputs: Vec<Input>,
+    /// Stops it.
+    pub cancel: Cancel,
+}
+
+/// How a turn ended, and why where it did not finish.
+pub type Ending = (TurnResult, Option<String>);
+
+/// Why a turn is not finished.
+enum Halt {
+    Failed(String),
+    Cancelled,
+    Limit(String),
+}
+
+impl Worker {
+    /// A worker that goes on with the items that are in the session.
+    ///
+    /// # Errors
+    /// When the history cannot be read.
+    pub fn new(context: Arc<PodContext>, provider: Provider, instruction: String) -> Result<Worker> {
+        let conversation = Session::items(&context.session)?;
+        let toolbox = Toolbox::new(Arc::clone(&context));
+        Ok(Worker { context, provider, toolbox, instruction, conversation })
+    }
+
+    /// Runs one turn to its end, and logs the end.
+    pub fn run(&mut self, opening: Opening) -> Ending {
+        let turn = opening.turn;
+        let (result, message) = match self.begin(&opening).and_then(|()| self.work(&opening.cancel)) {
+            Ok(()) => (TurnResult::Finished, None),
+            Err(Halt::Failed(message)) => (TurnResult::Failed, Some(message)),
+            Err(Halt::Limit(message)) => (TurnResult::Limit, Some(message)),
+            Err(Halt::Cancelled) if self.context.is_ending() => (TurnResult::Cancelled, Some("the pod is ending".into())),
+            Err(Halt::Cancelled) => (TurnResult::Cancelled, Some("somebody cancelled the turn".into())),
+        };
+        if let Err(Halt::Failed(error)) = self.log(Item::TurnEnded { turn, result, message: message.clone() }) {
+            log::error!("the end of turn {turn} is not in the history: {error}"); // it is told all the same
+        }
+        (result, message)
+    }
+
+    fn begin(&mut self, opening: &Opening) -> Result<(), Halt> {
+        self.log(Item::TurnStarted { turn: opening.turn, cause: opening.cause })?;
+        for call in open_calls(&self.conversation) {
+            let text = "this call has no result: the pod was interrupted while it ran; look before you repeat it".into();
+            self.log(Item::ToolResult { id: call.id, name: call.name, ok: false, text })?;
+        }
+        if let Some(text) = opening.notices.clone() {
+            self.log(Item::Notification { text })?;
+        }
+        self.log_inputs(opening.inputs.clone())
+    }
+
+    fn work(&mut self, cancel: &Cancel) -> Result<(), Halt> {
+        for _ in 0..self.context.manifest.limits.steps {
+            let queued = self.context.mailbox.take_queued();
+            self.log_inputs(queued)?;
+            let message = self.ask_model(cancel)?;
+            self.log(Item::Assistant(message.clone()))?;
+            if message.tool_calls.is_empty() {
+                let queued = self.context.mailbox.take_queued();
+                if queued.is_empty() {
+                    return self.judge_end(&message);
+                }
+                self.log_inputs(queued)?;
+            }
+            self.run_tools(&message, cancel)?;
+        }
+        let steps = self.context.manifest.limits.steps;
+        Err(Halt::Limit(format!("the turn made {steps} requests to the model (manifest setting \"limits.steps\")")))
+    }
+
+    fn judge_end(&self, message: &AssistantMessage) -> Result<(), Halt> {
+        match message.stop {
+            Stop::Length => Err(Halt::Limit("the reply was cut: it reached the setting \"provider.max_tokens\"".into())),
+            Stop::Refusal => Err(Halt::Failed("the model, or a filter before it, refused to answer".into())),
+            Stop::Done | Stop::ToolUse => {
+                let has_answered = !self.context.session.summary().last_response.is_empty();
+                let after_tools = matches!(self.conversation.iter().rev().nth(1), Some(Item::ToolResult { .. }));
+                if has_answered || after_tools {
+                    Ok(())
+                } else {
+                    Err(Halt::Failed("the model gave an empty answer".into()))
+                }
+            }
+        }
+    }
+
+    fn ask_model(&mut self, cancel: &Cancel) -> Result<AssistantMessage, Halt> {
+        let mut attempt: u32 = 0;
+        loop {
+            if cancel.is_set() {
+                return Err(Halt::Cancelled);
+            }
+            self.context.mailbox.post(Event::Doing("waiting for the model".into()));
+            let mailbox = &self.context.mailbox;
+            let mut show = |text: &str| mailbox.post(Event::Show(StreamEvent::TextDelta { text: text.to_owned() }));
+            let request = ModelRequest {
+                system: &self.instruction,
+                items: &self.conversation,
+                tools: self.toolbox.specs(),
+                number: self.context.session.summary().requests,
+            };
+            let (reason, wanted) = match self.provider.request(&request, cancel, &mut show) {
+                Ok(message) => return Ok(message),
+                Err(Failure::Cancelled) => return Err(Halt::Cancelled),
+                Err(Failure::Retry { reason, wait }) => (reason, wait),
+                Err(Failure::Final(message) | Failure::ContextTooLong(message)) => {
+                    self.log(Item::ModelError { message: message.clone() })?;
+                    return Err(Halt::Failed(message));
+                }
+            };
+            self.log(Item::ModelError { message: reason.clone() })?;
+            attempt += 1;
+            if attempt > self.context.manifest.limits.retries {
+                return Err(Halt::Failed(format!("{reason} (tried {attempt} times, manifest setting \"limits.retries\")")));
+            }
+            let wait = backoff(attempt, wanted, jitter());
+            let wait_seconds = wait.as_secs_f64();
+            self.context.mailbox.post(Event::Doing(format!("trying the model again in {wait_seconds:.1} s: {reason}")));
+            self.context.mailbox.post(Event::Show(StreamEvent::Retry { attempt, wait_seconds, reason }));
+            if cancel.sleep(wait) {
+                return Err(Halt::Cancelled);
+            }
+        }
+    }
+
+    fn run_tools(&mut self, message: &AssistantMessage, cancel: &Cancel) -> Result<(), Halt> {
+        for call in &message.tool_calls {
+            let (id, name) = (call.id.clone(), call.name.clone());
+            if cancel.is_set() {
+                let text = "not run: the turn was cancelled before".into();
+                self.log(Item::ToolResult { id, name, ok: false, text })?;
+                continue;
+            }
+            self.context.mailbox.post(Event::Doing(format!("tool {name}")));
+            let answer = self.toolbox.run(call, cancel);
+            self.log(Item::ToolResult { id, name, ok: answer.ok, text: answer.text })?;
+        }
+        if cancel.is_set() { Err(Halt::Cancelled) } else { Ok(()) }
+    }
+
+    fn log_inputs(&mut self, inputs: Vec<Input>) -> Result<(), Halt> {
+        inputs.into_iter().try_for_each(|input| self.log(Item::Input { text: input.text, from: input.from }))
+    }
+
+    /// Appends first; what cannot be saved is neither sent nor run.
+    fn log(&mut self, item: Item) -> Result<(), Halt> {
+        match self.context.session.append(item.clone()) {
+            Ok(logged) => {
+                self.conversation.push(item);
+                self.context.mailbox.post(Event::Logged(logged));
+                Ok(())
+            }
+            Err(error) => Err(Halt::Failed(error.to_string())),
+        }
+    }
+}
+
+/// A fraction from the system's randomness, so that many pods do not retry in step.
+fn jitter() -> f64 {
+    let digits = crate::sys::clock::random_hex(2).unwrap_or_default();
+    f64::from(u16::from_str_radix(&digits, 16).unwrap_or(0)) / f64::from(u16::MAX)
+}

@@ -1,0 +1,89 @@
+//! Watchers: one thread for each known pod, which waits for the pod's life lock.
+//!
+//! A pod that ends by itself says so with ShutDown; the watcher gives that a second and then speaks for it. It
+//! stands in for polling and needs no deadline: the exit of this process ends it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::heart::reports::came_back;
+use crate::store::life;
+use crate::store::registry::{Origin, PodRecord};
+use crate::tools::context::PodContext;
+use crate::tools::mailbox::Event;
+use crate::tools::survey;
+use crate::words::identity::PodId;
+use crate::words::notification::render_crash;
+
+/// How long the ShutDown of a pod that has ended may still be on its way.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
+
+/// Starts to watch a pod.
+pub fn watch(context: &Arc<PodContext>, record: PodRecord) {
+    let name = format!("watch {}", record.pod_id);
+    let pod_id = record.pod_id.clone();
+    let theirs = Arc::clone(context);
+    let run = move || watch_until_end(&theirs, &record);
+    if let Err(error) = std::thread::Builder::new().name(name).stack_size(crate::sys::STACK_BYTES).spawn(run) {
+        log::error!("nobody watches pod \"{pod_id}\": {error}"); // ListPods shows its end
+    }
+}
+
+fn watch_until_end(context: &PodContext, record: &PodRecord) {
+    if let Err(error) = life::wait_for_end(context.lock.runtime(), &record.life) {
+        log::error!("cannot watch pod \"{}\": {error}", record.pod_id); // ListPods shows its end
+        return;
+    }
+    if context.is_ending() || context.registry.wait_ended(&record.life, SHUTDOWN_GRACE) {
+        return;
+    }
+    let mine = is_mine_to_tell(context, record);
+    match context.registry.end(&record.life) {
+        Ok(Some(_)) => {}
+        Ok(None) => return, // its ShutDown came after all
+        Err(error) => log::error!("cannot forget pod \"{}\": {error}", record.pod_id), // told all the same
+    }
+    let table = context.lock.edit(None, |table| Ok(table.clone())); // reclaims it, if nobody has yet
+    let table = match table {
+        Ok(edited) => edited.value,
+        Err(error) => {
+            log::error!("cannot take back the scope of pod \"{}\": {error}", record.pod_id); // the next opener does
+            context.lock.read().unwrap_or_default()
+        }
+    };
+    if let Err(error) = survey::add_descendants(context, &table) {
+        log::error!("cannot take over the pods of \"{}\": {error}", record.pod_id); // ListPods does
+    }
+    if mine {
+        let returned = came_back(&table, &context.own.pod_id, &record.scope);
+        context.mailbox.post(Event::Notice(render_crash(&record.pod_id, &record.life, &returned)));
+    }
+}
+
+/// Whether this pod is the nearest living ancestor: its model, and nobody else's, reads of the crash.
+fn is_mine_to_tell(context: &PodContext, record: &PodRecord) -> bool {
+    match record.origin {
+        Origin::Spawned => true,
+        Origin::Introduced => false,
+        Origin::Descendant => {
+            let mut above = record.spawner.clone();
+            while let Some(spawner) = above {
+                if spawner == context.own.pod_id {
+                    return true;
+                }
+                if let Some(living) = context.registry.get(&spawner) {
+                    if life::probe(context.lock.runtime(), &living.life) == life::Holding::Held {
+                        return false;
+                    }
+                }
+                above = spawner_of(context, &spawner);
+            }
+            true // nobody in between is known any more
+        }
+    }
+}
+
+fn spawner_of(context: &PodContext, pod_id: &PodId) -> Option<PodId> {
+    let record = context.registry.get(pod_id).or_else(|| context.registry.get_ended(pod_id));
+    record.and_then(|record| record.spawner).filter(|spawner| spawner != pod_id)
+}

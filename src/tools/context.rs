@@ -1,0 +1,68 @@
+//! What a pod is and holds, shared by its connections, its turn and its watchers.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::store::manifest::Manifest;
+use crate::store::paths::Directories;
+use crate::store::registry::Registry;
+use crate::store::scope_lock::{ScopeLock, ScopeView};
+use crate::store::session::Session;
+use crate::tools::mailbox::Mailbox;
+use crate::wire::events::EventSender;
+use crate::words::identity::{Pid, PodName};
+use crate::words::protocol::Sender;
+
+/// What a pod is and holds. Nothing in it changes but through the parts' own methods.
+#[derive(Debug)]
+pub struct PodContext {
+    /// Its id and life.
+    pub own: Sender,
+    /// The pod that spawned it, as the lock named it at the start.
+    pub spawner: Option<Sender>,
+    /// The name it was asked to have.
+    pub name: PodName,
+    /// Its process.
+    pub pid: Pid,
+    /// Its working directory.
+    pub directory: PathBuf,
+    /// Its socket.
+    pub socket: PathBuf,
+    /// Insomnia's directories.
+    pub directories: Directories,
+    /// Its settings, with the provider resolved.
+    pub manifest: Manifest,
+    /// The lock file.
+    pub lock: ScopeLock,
+    /// What it may write and read now.
+    pub view: ScopeView,
+    /// The pods it knows.
+    pub registry: Registry,
+    /// Its history.
+    pub session: Session,
+    /// The way to its spawner.
+    pub events: EventSender,
+    /// The way to its controller.
+    pub mailbox: Mailbox,
+    /// Whether it is ending and refuses new work; set once, by the controller.
+    pub ending: AtomicBool,
+}
+
+impl PodContext {
+    /// Whether the pod is ending and refuses new work.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::SeqCst)
+    }
+
+    /// Insomnia's own directories, which neither tools nor commands may look into.
+    #[must_use]
+    pub fn hidden(&self) -> Vec<PathBuf> {
+        let own = [&self.directories.runtime, &self.directories.state, &self.directories.config];
+        let key_file = self.manifest.provider.api_key_file.iter();
+        own.into_iter()
+            .chain(key_file)
+            .map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()))
+            .collect()
+    }
+}

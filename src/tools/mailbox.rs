@@ -1,0 +1,201 @@
+//! The controller's mailbox: one closed enum of everything that can happen to a pod, and the handle that
+//! connections, the turn, tools and watchers put it in with.
+//!
+//! The channel is bounded; when it is full, whoever posts waits. The controller never posts to itself.
+
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::store::registry::PodRecord;
+use crate::words::identity::{Life, PodId};
+use crate::words::message::{LoggedItem, TurnResult};
+use crate::words::notification::Notice;
+use crate::words::protocol::{
+    CancelReply, ErrorCode, RunReply, Status, StreamEvent, SubscribeReply, WireError,
+};
+
+/// Events that wait for the controller.
+const MAILBOX_EVENTS_MAX: usize = 1024;
+
+/// Text for the model, and who sent it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Input {
+    /// The text.
+    pub text: String,
+    /// The pod that sent it, `None` for a person.
+    pub from: Option<PodId>,
+}
+
+/// What the controller knows of the pod's state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    /// In one word.
+    pub status: Status,
+    /// What exactly.
+    pub detail: String,
+    /// Since when, in seconds since 1970.
+    pub since: u64,
+}
+
+/// What the model has heard of another pod without a notice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Heard {
+    /// It read the output of this turn and everything before.
+    Output {
+        /// Whose.
+        life: Life,
+        /// The newest turn read that is over.
+        turn: u64,
+    },
+    /// It was told by WaitPods how this pod's turn or life ended.
+    Reported {
+        /// Whose.
+        life: Life,
+        /// The turn that was over, if it lives.
+        turn: u64,
+        /// Whether it was the end.
+        ended: bool,
+    },
+    /// It is stopping this pod itself.
+    Stopping(Life),
+}
+
+/// Everything that can happen to a pod.
+#[derive(Debug)]
+pub enum Event {
+    /// Somebody sent input. Refused while ending.
+    Run {
+        /// The input.
+        input: Input,
+        /// Whether a turn that it starts counts as one in a row without a person.
+        counts: bool,
+        /// Which turn it goes into.
+        reply: Sender<Result<RunReply, WireError>>,
+    },
+    /// Something to tell the model at its next turn; may wake it.
+    Notice(Notice),
+    /// Somebody wants a failed or cancelled turn to go on. Refused unless paused.
+    Resume(Sender<Result<RunReply, WireError>>),
+    /// Somebody wants the running turn stopped.
+    Cancel(Sender<Result<CancelReply, WireError>>),
+    /// Somebody wants the pod to end.
+    Shutdown,
+    /// Somebody asks how the pod is.
+    State(Sender<State>),
+    /// Somebody wants the events from now on, after the items from `since`.
+    Subscribe {
+        /// The first item wanted; `None` for only what comes.
+        since: Option<u64>,
+        /// Where the events go; one that is full is dropped.
+        sink: Sender<StreamEvent>,
+        /// Where the items that are logged already end, as `cursor` of the second part.
+        reply: Sender<Result<(SubscribeReply, u64), WireError>>,
+    },
+    /// The turn logged an item.
+    Logged(LoggedItem),
+    /// The turn has something to show that is no item.
+    Show(StreamEvent),
+    /// The turn does something else now.
+    Doing(String),
+    /// The turn wants the texts that wait.
+    TakeQueued(Sender<Vec<Input>>),
+    /// The turn waits for any news: a notice, a text, a cancel.
+    AwaitNews(Sender<NewsKind>),
+    /// The model has heard something without a notice.
+    Heard(Heard),
+    /// A pod is known from now on and must be watched.
+    Known(PodRecord),
+    /// The turn is over; its thread is about to end and gives back what the next turn needs.
+    TurnOver {
+        /// How it ended.
+        result: TurnResult,
+        /// Why, where it did not finish.
+        message: Option<String>,
+    },
+}
+
+/// A way to put events into the mailbox.
+#[derive(Debug, Clone)]
+pub struct Mailbox {
+    sender: Sender<Event>,
+}
+
+/// The refusal of a pod that is ending.
+#[must_use]
+pub fn shutting_down() -> WireError {
+    WireError::new(ErrorCode::ShuttingDown, "the pod is ending; start another one or wait until it has ended")
+}
+
+impl Mailbox {
+    /// A mailbox and its reading end, which is the controller's.
+    #[must_use]
+    pub fn new() -> (Mailbox, Receiver<Event>) {
+        let (sender, receiver) = bounded(MAILBOX_EVENTS_MAX);
+        (Mailbox { sender }, receiver)
+    }
+
+    /// Puts an event in; waits while the mailbox is full.
+    pub fn post(&self, event: Event) {
+        if self.sender.send(event).is_err() {
+            log::debug!("an event came after the controller's end"); // the pod is about to exit
+        }
+    }
+
+    /// Puts in an event that has a refusal for an answer, and waits for the answer.
+    ///
+    /// # Errors
+    /// The controller's refusal; `shutting_down` when it has ended.
+    pub fn ask<T>(&self, make: impl FnOnce(Sender<Result<T, WireError>>) -> Event) -> Result<T, WireError> {
+        let (reply, answer) = bounded(1);
+        self.post(make(reply));
+        answer.recv().unwrap_or_else(|_| Err(shutting_down()))
+    }
+
+    /// How the pod is; `None` when the controller has ended.
+    #[must_use]
+    pub fn state(&self) -> Option<State> {
+        let (reply, answer) = bounded(1);
+        self.post(Event::State(reply));
+        answer.recv().ok()
+    }
+
+    /// Takes the texts that wait for the turn.
+    #[must_use]
+    pub fn take_queued(&self) -> Vec<Input> {
+        let (reply, answer) = bounded(1);
+        self.post(Event::TakeQueued(reply));
+        answer.recv().unwrap_or_default()
+    }
+
+    /// Begins to listen for news; everything after this call counts.
+    #[must_use]
+    pub fn await_news(&self) -> News {
+        let (reply, news) = bounded(1);
+        self.post(Event::AwaitNews(reply));
+        News { coming: news }
+    }
+}
+
+/// What kind of news came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewsKind {
+    /// A text for the model waits, or the turn is to end: the model should hear of it.
+    Message,
+    /// Something happened to another pod.
+    Notice,
+}
+
+/// News that somebody waits for.
+#[derive(Debug)]
+pub struct News {
+    coming: Receiver<NewsKind>,
+}
+
+impl News {
+    /// Waits for news, at most this long; `None` when none came, or the controller has ended.
+    #[must_use]
+    pub fn wait(&self, limit: Duration) -> Option<NewsKind> {
+        self.coming.recv_timeout(limit).ok()
+    }
+}

@@ -1,0 +1,309 @@
+//! SpawnPod: reserve under the lock, launch, check, record, give the task, tell the spawner.
+//!
+//! Runs on the turn thread. Whatever fails is undone: afterwards there is no entry, no process, no record and
+//! no empty directory, and the error carries the child's own words.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::store::life::{self, HeldLife};
+use crate::store::paths::{canonical, canonical_rules};
+use crate::store::registry::{Origin, PodRecord};
+use crate::store::session;
+use crate::sys::wait::Cancel;
+use crate::sys::{clock, process};
+use crate::tools::context::PodContext;
+use crate::tools::mailbox::{Event, Heard};
+use crate::tools::stop::{self, Manner};
+use crate::tools::survey;
+use crate::wire::client;
+use crate::wire::launch::{self, Ready};
+use crate::wire::provider::ToolSpec;
+use crate::words::allocation::{Allocation, AllocationState};
+use crate::words::error::{Error, Result};
+use crate::words::identity::{Life, PodName};
+use crate::words::protocol::{Method, PodEvent, RunReply};
+use crate::words::scope::Rule;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SpawnInput {
+    name: String,
+    task: String,
+    #[serde(default)]
+    scope: Vec<String>,
+    instruction: Option<String>,
+    model: Option<String>,
+    dir: Option<PathBuf>,
+    #[serde(default)]
+    tools_deny: Vec<String>,
+}
+
+/// The tool as the model is told about it.
+#[must_use]
+pub fn spec() -> ToolSpec {
+    ToolSpec {
+        name: "SpawnPod",
+        description: "Start another pod with a task of its own. It works in its own process at the same time as \
+            you. `scope` lists what you lend it, as rule texts like \"src/api:write\" or \"docs:read\"; while it \
+            lives you cannot write there. Without `scope` it can only read. The task is all it knows."
+            .into(),
+        input_schema: json!({
+            "type": "object",
+            "properties": {
+                "name": { "type": "string", "description": "1 to 32 of a-z 0-9 _ -, first a letter or digit" },
+                "task": { "type": "string", "description": "what to do, where, how to check it, what to answer" },
+                "scope": { "type": "array", "items": { "type": "string" },
+                    "description": "PATH:read|write[:recursive|:flat], each inside your own scope" },
+                "instruction": { "type": "string", "description": "$insomnia/NAME, $user/NAME, $project/NAME or a path" },
+                "model": { "type": "string", "description": "another model of the same provider" },
+                "dir": { "type": "string", "description": "its working directory; yours by default" },
+                "tools_deny": { "type": "array", "items": { "type": "string" }, "description": "tools it must not have" }
+            },
+            "required": ["name", "task"],
+            "additionalProperties": false
+        }),
+    }
+}
+
+/// A spawn that was begun, with everything that has to be undone when it fails.
+struct Begun<'a> {
+    context: &'a PodContext,
+    entry: Allocation,
+    reservation: HeldLife,
+    made: Vec<PathBuf>,
+}
+
+/// Runs the tool.
+///
+/// # Errors
+/// With the reason, after everything has been undone.
+pub fn run(context: &PodContext, input: Value, cancel: &Cancel) -> Result<Value> {
+    let input: SpawnInput = super::toolbox::read_input("SpawnPod", input)?;
+    let directory = working_directory(context, input.dir.as_deref())?;
+    let overlay = overlay(context, &input);
+    let mut begun = reserve(context, &input)?;
+    let spawned = begun
+        .make_lent_directories()
+        .and_then(|()| begun.launch(&directory, &overlay, cancel))
+        .and_then(|ready| begun.record(&ready))
+        .and_then(|record| begun.give_task(&record, &input.task, cancel).map(|()| record));
+    match spawned {
+        Ok(record) => Ok(begun.tell(&record)),
+        Err(error) => {
+            begun.undo();
+            let name = crate::words::text::harmless_line(&input.name);
+            Err(Error::told(format!("cannot start pod \"{name}\": {error}")))
+        }
+    }
+}
+
+fn working_directory(context: &PodContext, wanted: Option<&Path>) -> Result<PathBuf> {
+    let directory = canonical(wanted.unwrap_or(Path::new(".")), &context.directory)?;
+    let text = directory.to_string_lossy();
+    let effective = context.view.effective()?;
+    if !directory.is_dir() {
+        return Err(Error::told(format!("working directory \"{text}\" is no directory")));
+    }
+    if !effective.may_read(&text) {
+        return Err(Error::told(format!("working directory \"{text}\" is outside your read scope")));
+    }
+    Ok(directory)
+}
+
+/// The child's settings over its manifest files: the resolved provider, never its key, and nothing looser.
+fn overlay(context: &PodContext, input: &SpawnInput) -> String {
+    let manifest = &context.manifest;
+    let mut provider = manifest.provider.clone();
+    provider.model = input.model.clone().or(provider.model);
+    let denied: Vec<&String> = manifest.tools.deny.iter().chain(&input.tools_deny).collect();
+    let mut overlay = json!({
+        "provider": provider,
+        "tools": { "deny": denied },
+        "shell": manifest.shell,
+        "limits": manifest.limits,
+        "protect_git": manifest.protect_git,
+        "pod_command": manifest.pod_command,
+    });
+    if let (Some(instruction), Some(object)) = (&input.instruction, overlay.as_object_mut()) {
+        object.insert("instruction".into(), json!(instruction));
+    }
+    overlay.to_string()
+}
+
+fn reserve<'a>(context: &'a PodContext, input: &SpawnInput) -> Result<Begun<'a>> {
+    let name = PodName::new(input.name.clone())?;
+    let mut rules = canonical_rules(&input.scope, &context.directory)?;
+    for rule in &rules {
+        context.directories.check_scope(rule)?;
+    }
+    if rules.iter().all(Rule::writes) {
+        let own = context.lock.read()?.get(&context.own.pod_id).cloned();
+        rules.extend(own.into_iter().flat_map(|own| own.scope_allow).filter(|rule| !rule.writes()));
+    }
+    let life = life::new_life()?;
+    let stat =
+        process::process_stat(context.pid.get()).ok_or_else(|| Error::told("cannot read /proc/self/stat"))?;
+    let reserved = context.lock.edit(None, |table| {
+        let own =
+            table.by_life(&context.own.life).ok_or_else(|| Error::told("this pod has no entry any more"))?;
+        let spawner = own.pod_id.clone();
+        let pod_id = table.free_id(&name);
+        let entry = Allocation {
+            socket: context.directories.socket(&pod_id)?.to_string_lossy().into_owned(),
+            pod_id,
+            name: name.clone(),
+            pid: context.pid,
+            start_time: stat.start_time,
+            life: life.clone(),
+            state: AllocationState::Starting,
+            spawned_by: Some(session::session_name(context.session.directory())),
+            scope_allow: rules,
+            delegated_from: Some(spawner),
+            since: clock::now_seconds(),
+            extra: BTreeMap::new(),
+        };
+        table.lend(entry.clone(), &context.manifest.limits)?;
+        Ok((entry, HeldLife::create(context.lock.runtime(), life)?))
+    });
+    let (entry, reservation) =
+        reserved.map_err(|error| Error::told(format!("cannot start pod \"{name}\": {error}")))?.value;
+    Ok(Begun { context, entry, reservation, made: Vec::new() })
+}
+
+impl Begun<'_> {
+    /// Makes what is lent and missing. A link that appeared meanwhile would move the scope, so each path is
+    /// made canonical once more.
+    fn make_lent_directories(&mut self) -> Result<()> {
+        for rule in self.entry.write_rules() {
+            let path = Path::new(rule.path());
+            let missing: Vec<&Path> = path.ancestors().take_while(|place| !place.exists()).collect();
+            for place in missing.into_iter().rev() {
+                std::fs::create_dir(place).map_err(|source| {
+                    Error::io(format!("create lent directory \"{}\"", place.display()), source)
+                })?;
+                self.made.push(place.to_owned());
+            }
+            if canonical(path, Path::new("/"))? != path {
+                return Err(Error::told(format!(
+                    "lent directory \"{}\" was replaced by a link meanwhile",
+                    path.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn launch(&self, directory: &Path, overlay: &str, cancel: &Cancel) -> Result<Ready> {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let args = [
+            ("--name", self.entry.name.to_string()),
+            ("--dir", text(directory)),
+            ("--adopt", self.reservation.life().to_string()),
+            ("--overlay", "-".into()),
+            ("--callback", text(&self.context.socket)),
+        ];
+        let args: Vec<String> = args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
+        let command = launch::pod_command(&self.context.manifest.pod_command);
+        launch::launch(&command, &args, directory, overlay, cancel, self.context.manifest.limits.launch())
+    }
+
+    /// The child is what the lock says it is, not what it says itself.
+    fn record(&self, ready: &Ready) -> Result<PodRecord> {
+        let table = self.context.lock.read()?;
+        let entry = table.get(&self.entry.pod_id).filter(|entry| {
+            entry.state == AllocationState::Live
+                && entry.delegated_from.as_ref() == Some(&self.context.own.pod_id)
+        });
+        let Some(entry) = entry.filter(|entry| entry.pod_id == ready.pod_id) else {
+            return Err(Error::told("it said that it was ready, but it has no entry in scope.lock"));
+        };
+        let record = PodRecord {
+            pod_id: entry.pod_id.clone(),
+            name: entry.name.clone(),
+            socket: PathBuf::from(&entry.socket),
+            scope: entry.scope_allow.clone(),
+            origin: Origin::Spawned,
+            spawner: Some(self.context.own.pod_id.clone()),
+            life: entry.life.clone(),
+            state_dir: survey::session_folder(&self.context.directories.state, &entry.pod_id, &entry.life),
+        };
+        self.context.registry.add(record.clone())?;
+        self.context.mailbox.post(Event::Known(record.clone()));
+        Ok(record)
+    }
+
+    fn give_task(&self, record: &PodRecord, task: &str, cancel: &Cancel) -> Result<()> {
+        if cancel.is_set() {
+            return Err(Error::Cancelled);
+        }
+        let address = survey::address_of_record(record);
+        client::ask::<RunReply>(&address, Some(&self.context.own), Method::Run { input: task.to_owned() })
+            .map(|_| ())
+    }
+
+    fn tell(self, record: &PodRecord) -> Value {
+        self.context.events.send(PodEvent::ScopeSubDelegated {
+            parent_pod: self.context.own.pod_id.clone(),
+            sub_pod: record.pod_id.clone(),
+            sub_socket: record.socket.to_string_lossy().into_owned(),
+            scope: record.scope.clone(),
+        });
+        self.release_reservation();
+        json!({ "pod_id": record.pod_id, "address": record.socket, "scope": record.scope })
+    }
+
+    fn release_reservation(self) {
+        let life = self.reservation.life().clone();
+        drop(self.reservation);
+        life::remove(self.context.lock.runtime(), &life);
+    }
+
+    fn undo(self) {
+        let context = self.context;
+        let reservation: Life = self.reservation.life().clone();
+        let adopted = context.lock.edit(None, |table| {
+            table.release(&reservation);
+            // What the child has put in its place is a live entry of that id under this pod.
+            Ok(table
+                .get(&self.entry.pod_id)
+                .filter(|entry| entry.delegated_from == self.entry.delegated_from)
+                .cloned())
+        });
+        match adopted {
+            Ok(edited) => {
+                if let Some(child) = edited.value {
+                    stop_child(context, &child);
+                }
+            }
+            Err(error) => {
+                log::error!("cannot take back the reservation of \"{}\": {error}", self.entry.pod_id)
+            } // dies with us
+        }
+        for place in self.made.iter().rev() {
+            let _ = std::fs::remove_dir(place); // a directory that is no longer empty stays
+        }
+        self.release_reservation();
+    }
+}
+
+/// Stops a child that came too far, as StopPod would, and forgets it.
+fn stop_child(context: &PodContext, child: &Allocation) {
+    context.mailbox.post(Event::Heard(Heard::Stopping(child.life.clone())));
+    let Ok(cancel) = Cancel::new() else { return };
+    let manner = Manner {
+        from: Some(&context.own),
+        limit: context.manifest.limits.stop(),
+        ask: true,
+        cancel: &cancel,
+    };
+    if let Err(error) = stop::stop(&context.lock, child, manner) {
+        log::error!("cannot stop pod \"{}\" after its failed start: {error}", child.pod_id); // the lock shows it
+    }
+    if let Err(error) = context.registry.end(&child.life) {
+        log::warn!("cannot forget pod \"{}\": {error}", child.pod_id); // its watcher does
+    }
+}

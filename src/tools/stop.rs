@@ -1,0 +1,182 @@
+//! Ending other pods: a graceful request, a wait for the life lock, and a kill by identity for those that do
+//! not obey. Used by the tool StopPod, by a failed spawn, and by people.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::store::life;
+use crate::store::scope_lock::ScopeLock;
+use crate::sys::wait::Cancel;
+use crate::sys::{clock, process};
+use crate::tools::survey::{STATUS_LIMIT, address_of};
+use crate::wire::client::{self, Asker};
+use crate::words::allocation::{Allocation, AllocationTable};
+use crate::words::error::{Error, Result};
+use crate::words::identity::PodId;
+use crate::words::limits::MAX_LAST_RESPONSE_BYTES;
+use crate::words::protocol::{Done, Method, StatusReply};
+use crate::words::text::cut_end;
+
+/// After a kill the kernel needs moments to free the life lock; a supervisor may need longer.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
+
+/// How a pod came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// It obeyed.
+    Graceful,
+    /// It did not obey in time and was killed.
+    Killed,
+    /// It was dead already.
+    AlreadyEnded,
+}
+
+/// A pod that was stopped.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Stopped {
+    /// Which pod.
+    pub pod_id: PodId,
+    /// How it ended.
+    pub how: End,
+    /// The write rules that went back to its spawner.
+    pub scope_returned: Vec<String>,
+    /// The last words of its model, cut.
+    pub last_response: String,
+    /// Pods below it that live on, and what they keep.
+    pub survivors: Vec<Survivor>,
+}
+
+/// A pod that outlives the one that was stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Survivor {
+    /// Which pod.
+    pub pod_id: PodId,
+    /// The write rules it keeps.
+    pub keeps: Vec<String>,
+}
+
+/// How to stop.
+#[derive(Debug, Clone, Copy)]
+pub struct Manner<'a> {
+    /// Who asks.
+    pub from: Asker<'a>,
+    /// How long a pod may take to obey.
+    pub limit: Duration,
+    /// Whether it is asked at all before it is killed.
+    pub ask: bool,
+    /// Ends the waiting; the pod ends nevertheless.
+    pub cancel: &'a Cancel,
+}
+
+/// Stops the pod of this entry and waits until no process of it can write any more.
+///
+/// # Errors
+/// `Error::Cancelled`, or a sentence when it lives on even after a kill.
+pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<Stopped> {
+    let address = address_of(target);
+    let last_words =
+        || client::ask_within::<StatusReply>(&address, manner.from, Method::Status, STATUS_LIMIT).ok();
+    let last_response = last_words().map(|status| cut_end(&status.last_response, MAX_LAST_RESPONSE_BYTES));
+    let how = end(lock, target, manner)?;
+    let table = lock.edit(Some(manner.cancel), |table| {
+        table.release(&target.life);
+        lock.remove_traces(target);
+        Ok(table.clone())
+    })?;
+    Ok(Stopped {
+        pod_id: target.pod_id.clone(),
+        how,
+        scope_returned: target.write_rules().map(ToString::to_string).collect(),
+        last_response: last_response.unwrap_or_default(),
+        survivors: survivors(&table.value, target),
+    })
+}
+
+fn survivors(table: &AllocationTable, ended: &Allocation) -> Vec<Survivor> {
+    let within =
+        |a: &Allocation| a.write_rules().any(|rule| ended.write_rules().any(|own| own.contains(rule)));
+    let is_orphan = |a: &&Allocation| a.delegated_from == ended.delegated_from && within(a);
+    let survivor = |a: &Allocation| Survivor {
+        pod_id: a.pod_id.clone(),
+        keeps: a.write_rules().map(ToString::to_string).collect(),
+    };
+    table.allocations().iter().filter(is_orphan).map(survivor).collect()
+}
+
+fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End> {
+    let runtime = lock.runtime();
+    let ended_within =
+        |limit: Duration| life::ended_by(runtime, target, manner.cancel, Instant::now() + limit);
+    if life::is_dead(runtime, target) {
+        return Ok(End::AlreadyEnded);
+    }
+    if manner.ask {
+        match client::ask_within::<Done>(&address_of(target), manner.from, Method::Shutdown, manner.limit) {
+            Ok(_) | Err(Error::Unreachable { .. }) => {} // it may be ending already, or hang; the lock tells
+            Err(Error::Peer(error)) if error.code == crate::words::protocol::ErrorCode::ShuttingDown => {}
+            Err(error) => return Err(error),
+        }
+        if ended_within(manner.limit) {
+            return Ok(End::Graceful);
+        }
+        if manner.cancel.is_set() {
+            return Err(Error::Cancelled);
+        }
+    }
+    // Life held and start time equal, looked at right before: the number in the file alone is never trusted.
+    if life::probe(runtime, &target.life) == life::Holding::Held {
+        if let Err(error) = process::kill_exactly(target.pid.get(), target.start_time) {
+            log::warn!("cannot kill pod \"{}\" (pid {}): {error}", target.pid, target.pod_id); // its life decides
+        }
+    }
+    if ended_within(KILL_LIMIT) {
+        return Ok(End::Killed);
+    }
+    if manner.cancel.is_set() {
+        return Err(Error::Cancelled);
+    }
+    Err(Error::told(format!(
+        "pod \"{}\" (pid {}) lives on although it was killed; its scope stays lent until it is gone",
+        target.pod_id, target.pid
+    )))
+}
+
+/// Stops a pod and everything below it, top down, so that nobody is woken to spawn more.
+///
+/// The set is taken from the lock before each stop, and what a pod lent in its last moments is found by its
+/// `spawned_by` after it. One that cannot be stopped is told in `Err` and does not keep the others.
+#[must_use]
+pub fn stop_tree(
+    lock: &ScopeLock,
+    root: &Allocation,
+    manner: Manner<'_>,
+) -> Vec<Result<Stopped, (PodId, Error)>> {
+    let since = clock::now_seconds();
+    let mut queue = VecDeque::from([root.clone()]);
+    let mut seen = vec![root.life.clone()];
+    let mut outcome = Vec::new();
+    while let Some(target) = queue.pop_front() {
+        let prefix = format!("{}/", target.pod_id);
+        let mut add_children = |late: bool| {
+            let table = lock.read().unwrap_or_default(); // damaged: the set so far is what we know
+            for allocation in table.allocations() {
+                let is_child = allocation.delegated_from.as_ref() == Some(&target.pod_id);
+                let spawned = allocation.spawned_by.as_deref().is_some_and(|by| by.starts_with(&prefix));
+                if (is_child || (late && spawned && allocation.since >= since))
+                    && !seen.contains(&allocation.life)
+                {
+                    seen.push(allocation.life.clone());
+                    queue.push_back(allocation.clone());
+                }
+            }
+        };
+        add_children(false);
+        let stopped = stop(lock, &target, manner);
+        add_children(true);
+        outcome.push(stopped.map_err(|error| (target.pod_id.clone(), error)));
+    }
+    outcome
+}

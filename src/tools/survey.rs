@@ -1,0 +1,168 @@
+//! How other pods are, asked in parallel so that one that hangs delays nobody.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::store::life;
+use crate::store::registry::{Origin, PodRecord};
+use crate::store::scope_lock::ScopeLock;
+use crate::store::session::{self, Session};
+use crate::tools::context::PodContext;
+use crate::tools::mailbox::Event;
+use crate::wire::client::{self, Address, Asker};
+use crate::words::allocation::{Allocation, AllocationTable};
+use crate::words::error::Result;
+use crate::words::identity::{Life, PodId};
+use crate::words::limits::MAX_LAST_RESPONSE_BYTES;
+use crate::words::message::{Summary, TurnResult};
+use crate::words::protocol::{KnownPod, Method, Status, StatusReply};
+use crate::words::text::cut_end;
+
+/// A pod that does not answer within this time is shown as not answering, never as stopped.
+pub const STATUS_LIMIT: Duration = Duration::from_secs(1);
+
+/// Asks all these pods for their status at the same time; `None` for one that does not answer.
+#[must_use]
+pub fn ask_all(addresses: &[Address], from: Asker<'_>) -> Vec<Option<StatusReply>> {
+    let ask = |address: &Address| client::ask_within(address, from, Method::Status, STATUS_LIMIT).ok();
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = addresses
+            .iter()
+            .map(|address| {
+                let builder =
+                    std::thread::Builder::new().name("status".into()).stack_size(crate::sys::STACK_BYTES);
+                builder.spawn_scoped(scope, move || ask(address))
+            })
+            .collect();
+        asked.into_iter().map(|thread| thread.ok()?.join().ok()?).collect()
+    })
+}
+
+/// The address of the pod of an entry, that very life of it.
+#[must_use]
+pub fn address_of(allocation: &Allocation) -> Address {
+    Address {
+        pod: allocation.pod_id.to_string(),
+        socket: PathBuf::from(&allocation.socket),
+        life: Some(allocation.life.clone()),
+    }
+}
+
+/// The address of a known pod, that very life of it.
+#[must_use]
+pub fn address_of_record(record: &PodRecord) -> Address {
+    Address { pod: record.pod_id.to_string(), socket: record.socket.clone(), life: Some(record.life.clone()) }
+}
+
+/// What a session's log says of the pod's last state, for one that lives but does not answer.
+#[must_use]
+pub fn last_known(summary: &Summary) -> Status {
+    match summary.last_result {
+        None if summary.turn > 0 => Status::Running,
+        None | Some(TurnResult::Finished) => Status::Idle,
+        Some(TurnResult::Failed | TurnResult::Cancelled | TurnResult::Limit) => Status::Paused,
+    }
+}
+
+/// The folder of the newest session of this life, for a pod that does not say it itself.
+#[must_use]
+pub fn session_folder(state: &Path, pod_id: &PodId, life: &Life) -> Option<PathBuf> {
+    let folders = session::folders_of(state, pod_id);
+    let short = life.as_str().get(..8).unwrap_or_default();
+    let of_life = |folder: &&PathBuf| folder.to_string_lossy().ends_with(short);
+    folders.iter().find(of_life).or(folders.first()).cloned()
+}
+
+/// The pods that this pod knows, spawners before the spawned; what the lock holds below it is added first.
+///
+/// The dead that no watcher has dealt with yet are shown as stopped.
+///
+/// # Errors
+/// When `scope.lock` cannot be used.
+pub fn known_pods(context: &PodContext) -> Result<Vec<KnownPod>> {
+    let table = context.lock.edit(None, |table| Ok(table.clone()))?.value;
+    add_descendants(context, &table)?;
+    let depth = |record: &PodRecord| (table.ancestors(&record.pod_id).len(), record.pod_id.clone());
+    let mut records = context.registry.pods();
+    records.sort_by_key(depth);
+    let addresses: Vec<Address> = records.iter().map(address_of_record).collect();
+    let answers = ask_all(&addresses, Some(&context.own));
+    Ok(records
+        .iter()
+        .zip(answers)
+        .map(|(record, answer)| describe(&context.lock, &table, record, answer))
+        .collect())
+}
+
+/// Makes every entry below this pod that is not known yet a known one.
+///
+/// # Errors
+/// When the registry cannot be written.
+pub fn add_descendants(context: &PodContext, table: &AllocationTable) -> Result<()> {
+    for allocation in table.subtree(&context.own.pod_id) {
+        let is_there = allocation.state == crate::words::allocation::AllocationState::Live;
+        if !is_there || context.registry.by_life(&allocation.life).is_some() {
+            continue;
+        }
+        let record = PodRecord {
+            pod_id: allocation.pod_id.clone(),
+            name: allocation.name.clone(),
+            socket: PathBuf::from(&allocation.socket),
+            scope: allocation.scope_allow.clone(),
+            origin: Origin::Descendant,
+            spawner: allocation.delegated_from.clone(),
+            life: allocation.life.clone(),
+            state_dir: session_folder(&context.directories.state, &allocation.pod_id, &allocation.life),
+        };
+        context.registry.add(record.clone())?;
+        context.mailbox.post(Event::Known(record));
+    }
+    Ok(())
+}
+
+fn describe(
+    lock: &ScopeLock,
+    table: &AllocationTable,
+    record: &PodRecord,
+    answer: Option<StatusReply>,
+) -> KnownPod {
+    let entry = table.by_life(&record.life);
+    let known = |status: Status, detail: &str| KnownPod {
+        pod_id: record.pod_id.clone(),
+        name: record.name.clone(),
+        status,
+        answers: false,
+        detail: detail.to_owned(),
+        scope: record.scope.clone(),
+        last_response: String::new(),
+        turn: 0,
+        usage: Default::default(),
+        spawner: entry.and_then(|entry| entry.delegated_from.clone()),
+        socket: record.socket.to_string_lossy().into_owned(),
+    };
+    match answer {
+        Some(answer) => KnownPod {
+            answers: true,
+            last_response: cut_end(&answer.last_response, MAX_LAST_RESPONSE_BYTES),
+            turn: answer.turn,
+            usage: answer.usage,
+            ..known(answer.status, &answer.detail)
+        },
+        None => {
+            let lives = life::probe(lock.runtime(), &record.life) == life::Holding::Held;
+            let logged = record.state_dir.as_deref().and_then(|folder| Session::open_to_read(folder).ok());
+            let summary = logged.map(|session| session.summary()).unwrap_or_default();
+            let (status, detail) = if lives {
+                (last_known(&summary), "lives but does not answer")
+            } else {
+                (Status::Stopped, "has ended")
+            };
+            KnownPod {
+                last_response: cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
+                turn: summary.turn,
+                usage: summary.usage,
+                ..known(status, detail)
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The tools of one pod: which there are, and running one call.
+//!
+//! Lives on the turn thread; calls run one after another, so nothing writes while a scope shrinks.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::sys::wait::Cancel;
+use crate::tools::context::PodContext;
+use crate::tools::{pods, spawn};
+use crate::wire::provider::ToolSpec;
+use crate::words::error::{Error, Result};
+use crate::words::message::ToolCall;
+use crate::words::text::{cut_middle, harmless_line};
+
+/// The tools of one pod.
+#[derive(Debug)]
+pub struct Toolbox {
+    context: Arc<PodContext>,
+    specs: Vec<ToolSpec>,
+    results_written: u64,
+}
+
+/// What a call came to: the text for the model, and whether it did what was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolAnswer {
+    /// Whether it did what was asked.
+    pub ok: bool,
+    /// The answer, or the sentence that says what went wrong.
+    pub text: String,
+}
+
+impl Toolbox {
+    /// The tools that this pod's manifest does not deny.
+    #[must_use]
+    pub fn new(context: Arc<PodContext>) -> Toolbox {
+        let mut specs = vec![spawn::spec()];
+        specs.extend(pods::specs());
+        let denied = &context.manifest.tools.deny;
+        specs.retain(|spec| !denied.iter().any(|name| name == spec.name));
+        Toolbox { context, specs, results_written: 0 }
+    }
+
+    /// The tools as the model is told about them.
+    #[must_use]
+    pub fn specs(&self) -> &[ToolSpec] {
+        &self.specs
+    }
+
+    /// Runs one call. An error is an answer too; a long one keeps head and tail, and the whole goes to a file.
+    pub fn run(&mut self, call: &ToolCall, cancel: &Cancel) -> ToolAnswer {
+        let answer = if self.specs.iter().any(|spec| spec.name == call.name) {
+            self.dispatch(call, cancel)
+        } else {
+            let names: Vec<&str> = self.specs.iter().map(|spec| spec.name).collect();
+            let shown = harmless_line(&call.name);
+            Err(Error::told(format!("there is no tool \"{shown}\" for you; there are: {}", names.join(", "))))
+        };
+        let (ok, text) = match answer {
+            Ok(text) => (true, text),
+            Err(error) => (false, error.to_string()),
+        };
+        ToolAnswer { ok, text: self.bound(&call.name, text) }
+    }
+
+    fn dispatch(&mut self, call: &ToolCall, cancel: &Cancel) -> Result<String> {
+        let context = &*self.context;
+        let input = call.input.clone();
+        let answer = match call.name.as_str() {
+            "SpawnPod" => spawn::run(context, input, cancel)?,
+            "SendToPod" => pods::send(context, input)?,
+            "ReadPodOutput" => pods::read(context, input)?,
+            "StopPod" => pods::stop_pod(context, input, cancel)?,
+            "ListPods" => pods::list(context, input)?,
+            "WaitPods" => pods::wait(context, input, cancel)?,
+            other => return Err(Error::told(format!("tool \"{other}\" cannot run"))),
+        };
+        Ok(answer.to_string())
+    }
+
+    fn bound(&mut self, tool: &str, text: String) -> String {
+        let bytes_max = self.context.manifest.limits.tool_result_bytes;
+        if text.len() <= bytes_max {
+            return text;
+        }
+        self.results_written += 1;
+        let turn = self.context.session.summary().turn;
+        let path = self.context.session.results().join(format!("{turn}-{}-{tool}.txt", self.results_written));
+        let place = match write_result(&path, &text) {
+            Ok(()) => format!("the whole is in \"{}\", which ReadFile can page", path.display()),
+            Err(error) => format!("the whole could not be kept: {error}"),
+        };
+        cut_middle(&text, bytes_max, &place)
+    }
+}
+
+fn write_result(path: &Path, text: &str) -> std::io::Result<()> {
+    let directory = crate::sys::file::open_directory(path.parent().unwrap_or(Path::new("/")))?;
+    let name = path.file_name().map(Path::new).unwrap_or(Path::new("result"));
+    crate::sys::file::remove_at(&directory, name)?;
+    crate::sys::file::write_complete(&directory, name, text.as_bytes(), 0o600)
+}
+
+/// Reads a tool's input; a fault is a sentence that names the tool and the field.
+///
+/// # Errors
+/// When the input is no object of the expected fields.
+pub fn read_input<T: DeserializeOwned>(tool: &str, input: Value) -> Result<T> {
+    let input = if input.is_null() { Value::Object(Default::default()) } else { input };
+    if !input.is_object() {
+        return Err(Error::told(format!("the input of {tool} must be a JSON object")));
+    }
+    serde_json::from_value(input).map_err(|error| {
+        Error::told(format!("the input of {tool} is not valid: {}", harmless_line(&error.to_string())))
+    })
+}

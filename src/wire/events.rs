@@ -1,0 +1,140 @@
+//! Reports to the spawner: one connection each, on detached threads, counted so that the end can wait for them.
+//!
+//! A report is tried once at the callback and, when that does not answer, once at the nearest living ancestor
+//! that `scope.lock` names. Failure is a log line, never a retry: the spawner's watcher sees the end anyway.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::store::life;
+use crate::store::scope_lock::ScopeLock;
+use crate::wire::client::{self, Address};
+use crate::words::error::{Error, Result};
+use crate::words::identity::Life;
+use crate::words::limits::{MAX_EVENTS_IN_FLIGHT, WIRE_TIMEOUT};
+use crate::words::protocol::{Done, Method, PodEvent, Sender};
+
+/// Where reports go: the spawner's socket and life at the time of the spawn.
+#[derive(Debug, Clone)]
+pub struct Callback {
+    /// The socket.
+    pub socket: PathBuf,
+    /// The life that is meant, where the lock named it.
+    pub life: Option<Life>,
+}
+
+/// Sends the reports of one pod.
+#[derive(Debug, Clone)]
+pub struct EventSender {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    own: Sender,
+    callback: Option<Callback>,
+    lock: ScopeLock,
+    // A channel will not do: the end waits until the count is zero, whoever sends last.
+    in_flight: Mutex<usize>,
+    landed: Condvar,
+}
+
+impl EventSender {
+    /// Reports as `own` to `callback`; without one nothing is ever sent.
+    #[must_use]
+    pub fn new(own: Sender, callback: Option<Callback>, lock: ScopeLock) -> EventSender {
+        let inner = Inner { own, callback, lock, in_flight: Mutex::new(0), landed: Condvar::new() };
+        EventSender { inner: Arc::new(inner) }
+    }
+
+    /// Sends a report on a thread of its own and returns at once.
+    ///
+    /// When `MAX_EVENTS_IN_FLIGHT` are on their way it is dropped with a log line: the spawner has not answered
+    /// sixteen others either, and sees the pod's state by asking.
+    pub fn send(&self, event: PodEvent) {
+        if self.inner.callback.is_none() {
+            return;
+        }
+        {
+            let mut in_flight = self.in_flight();
+            if *in_flight >= MAX_EVENTS_IN_FLIGHT {
+                log::warn!("dropped a report, {MAX_EVENTS_IN_FLIGHT} are on their way: {event:?}");
+                return;
+            }
+            *in_flight += 1;
+        }
+        let sender = self.clone();
+        let run = move || {
+            sender.deliver(event, WIRE_TIMEOUT);
+            sender.land();
+        };
+        let started =
+            std::thread::Builder::new().name("report".into()).stack_size(crate::sys::STACK_BYTES).spawn(run);
+        if let Err(error) = started {
+            log::warn!("cannot start a thread for a report: {error}"); // the watcher and ListPods cover it
+            self.land();
+        }
+    }
+
+    /// Sends a report before returning, within `limit`: for the last one, which a thread would not survive.
+    pub fn send_inline(&self, event: PodEvent, limit: Duration) {
+        if self.inner.callback.is_some() && !limit.is_zero() {
+            self.deliver(event, limit);
+        }
+    }
+
+    /// How many reports are on their way.
+    #[must_use]
+    pub fn count_in_flight(&self) -> usize {
+        *self.in_flight()
+    }
+
+    /// Waits until no report is on its way; `false` when `limit` passes before.
+    #[must_use]
+    pub fn wait_landed(&self, limit: Duration) -> bool {
+        let waited = self.inner.landed.wait_timeout_while(self.in_flight(), limit, |count| *count > 0);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    fn in_flight(&self) -> MutexGuard<'_, usize> {
+        self.inner.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn land(&self) {
+        let mut in_flight = self.in_flight();
+        *in_flight = in_flight.saturating_sub(1);
+        self.inner.landed.notify_all();
+    }
+
+    fn deliver(&self, event: PodEvent, limit: Duration) {
+        let Some(callback) = &self.inner.callback else { return };
+        let spawner =
+            Address { pod: "spawner".into(), socket: callback.socket.clone(), life: callback.life.clone() };
+        let Err(first) = self.report(&spawner, event.clone(), limit) else { return };
+        let Some(ancestor) = self.nearest_living_ancestor(callback) else {
+            log::warn!("nobody heard the report {event:?}: {first}"); // every ancestor is dead
+            return;
+        };
+        if let Err(second) = self.report(&ancestor, event.clone(), limit) {
+            log::warn!("nobody heard the report {event:?}: {first}; {second}"); // its watcher sees the end
+        }
+    }
+
+    fn report(&self, address: &Address, event: PodEvent, limit: Duration) -> Result<()> {
+        let method = Method::PodEvent(event);
+        client::ask_within::<Done>(address, Some(&self.inner.own), method, limit).map(|_| ())
+    }
+
+    fn nearest_living_ancestor(&self, tried: &Callback) -> Option<Address> {
+        let table = self.inner.lock.read().map_err(|error: Error| log::warn!("{error}")).ok()?;
+        let ancestors = table.ancestors(&self.inner.own.pod_id);
+        let living = ancestors.into_iter().find(|a| !life::is_dead(self.inner.lock.runtime(), a))?;
+        let is_tried = tried.life.as_ref() == Some(&living.life);
+        (!is_tried).then(|| Address {
+            pod: living.pod_id.to_string(),
+            socket: PathBuf::from(&living.socket),
+            life: Some(living.life.clone()),
+        })
+    }
+}

@@ -1,0 +1,95 @@
+//! The launch contract from the caller's side: run a command, read one ready line, or learn why not.
+//!
+//! Any command that keeps the contract can start pods; the default is `pod` beside the running program.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::sys::process::{ErrorOutput, Program, own_program};
+use crate::sys::wait::Cancel;
+use crate::words::error::{Error, Result};
+use crate::words::identity::{Pid, PodId};
+use crate::words::text::cut_end;
+
+/// What a started pod says in its one line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// Its id.
+    pub pod_id: PodId,
+    /// Its socket, accepting connections.
+    pub socket: PathBuf,
+    /// Its process.
+    pub pid: Pid,
+}
+
+const OUTPUT_BYTES_MAX: usize = 64 << 10;
+const REASON_BYTES_MAX: usize = 4 << 10;
+
+/// The command that starts a pod: `INSOMNIA_POD_COMMAND`, then the manifest's, then `pod` beside this program,
+/// then `pod` on PATH.
+#[must_use]
+pub fn pod_command(from_manifest: &[String]) -> Vec<String> {
+    if let Ok(command) = std::env::var("INSOMNIA_POD_COMMAND") {
+        let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+        if !words.is_empty() {
+            return words;
+        }
+    }
+    if !from_manifest.is_empty() {
+        return from_manifest.to_vec();
+    }
+    let beside = own_program().map(|program| program.with_file_name("pod")).filter(|path| path.is_file());
+    vec![beside.map_or_else(|| "pod".to_owned(), |path| path.to_string_lossy().into_owned())]
+}
+
+/// Starts a pod with `command` and `args` in `directory`, giving it `overlay` on its standard input.
+///
+/// # Errors
+/// `Error::Cancelled`, or a sentence with the reason in the pod's own words: it could not be started, it said
+/// why it will not run, or it was not ready within `limit`.
+pub fn launch(
+    command: &[String],
+    args: &[String],
+    directory: &Path,
+    overlay: &str,
+    cancel: &Cancel,
+    limit: Duration,
+) -> Result<Ready> {
+    let (program, first) = command.split_first().ok_or_else(|| Error::told("the pod command is empty"))?;
+    let deadline = Instant::now() + limit;
+    let started = Program::new(program, first.iter().chain(args)).directory(directory).input(overlay);
+    let mut running = started.start(ErrorOutput::Separate).map_err(|error| {
+        let what = if error.kind() == io::ErrorKind::NotFound && directory.is_dir() {
+            "there is no such program; set INSOMNIA_POD_COMMAND or \"pod_command\" in your manifest"
+                .to_owned()
+        } else {
+            error.to_string()
+        };
+        Error::told(format!("cannot start a pod with \"{program}\" in \"{}\": {what}", directory.display()))
+    })?;
+    let output = match running.read_to_end(OUTPUT_BYTES_MAX, Some(cancel), deadline) {
+        Ok(output) => output,
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(Error::Cancelled),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            return Err(Error::told(format!(
+                "the pod was not ready within {} s (manifest setting \"limits.launch_seconds\")",
+                limit.as_secs()
+            )));
+        }
+        Err(source) => return Err(Error::io("read the pod's ready line", source)),
+    };
+    let status = running.wait(deadline);
+    if status.as_ref().is_ok_and(std::process::ExitStatus::success) {
+        if let Ok(ready) = serde_json::from_slice(&output) {
+            return Ok(ready);
+        }
+    }
+    let said = running.error_text(OUTPUT_BYTES_MAX);
+    let said = said.trim();
+    let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+    let reason = if said.is_empty() { "it said nothing" } else { said };
+    Err(Error::told(format!("the pod did not start ({how}): {}", cut_end(reason, REASON_BYTES_MAX))))
+}
