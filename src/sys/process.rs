@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid as NixPid;
 
-use crate::sys::wait::{Cancel, Ready, wait_readable};
+use crate::sys::wait::{Cancel, Ready, ReadyEither, wait_readable, wait_readable_either};
 
 /// A program to be started in a process group of its own.
 #[derive(Debug)]
@@ -46,6 +46,13 @@ impl Program {
     pub fn input(mut self, input: impl Into<Vec<u8>>) -> Program {
         self.input = input.into();
         self.command.stdin(Stdio::piped());
+        self
+    }
+
+    /// Gives it this open file as its standard input, from the file's present position on: for input of any size.
+    #[must_use]
+    pub fn input_file(mut self, file: File) -> Program {
+        self.command.stdin(Stdio::from(file));
         self
     }
 
@@ -92,7 +99,7 @@ impl Program {
                 log::debug!("a program did not read its input: {error}"); // its exit code says why
             }
         }
-        Ok(Running { child, output: File::from(output), errors, ended: None })
+        Ok(Running { child, output: File::from(output), errors, error_bytes: Vec::new(), ended: None })
     }
 }
 
@@ -106,8 +113,13 @@ pub struct Running {
     child: Child,
     output: File,
     errors: Option<File>,
+    /// The last bytes of the separate error output that were read while waiting for output.
+    error_bytes: Vec<u8>,
     ended: Option<ExitStatus>,
 }
+
+/// How much of the end of a separate error output is kept.
+const ERROR_BYTES_KEPT: usize = 64 << 10;
 
 /// What one read of a program's output came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +135,8 @@ pub enum Output {
 }
 
 impl Running {
-    /// Reads a piece of the output.
+    /// Reads a piece of the output. Error output of its own is collected meanwhile, so that a program which
+    /// says much there never blocks on a full pipe.
     ///
     /// # Errors
     /// As read(2) and poll(2).
@@ -133,10 +146,14 @@ impl Running {
         cancel: Option<&Cancel>,
         deadline: Instant,
     ) -> io::Result<Output> {
-        match wait_readable(self.output.as_fd(), cancel, deadline)? {
-            Ready::Cancelled => return Ok(Output::Cancelled),
-            Ready::TimedOut => return Ok(Output::TimedOut),
-            Ready::Readable => {}
+        loop {
+            let errors = self.errors.as_ref().map(AsFd::as_fd);
+            match wait_readable_either(self.output.as_fd(), errors, cancel, deadline)? {
+                ReadyEither::First => break,
+                ReadyEither::Second => self.read_errors(),
+                ReadyEither::Cancelled => return Ok(Output::Cancelled),
+                ReadyEither::TimedOut => return Ok(Output::TimedOut),
+            }
         }
         Ok(match self.output.read(buffer)? {
             0 => Output::End,
@@ -169,25 +186,43 @@ impl Running {
         }
     }
 
-    /// What it has said on its separate error output, at most `bytes_max`, without waiting for more than
-    /// 200 ms. Call it after its end.
+    /// The beginning of what it has said on its separate error output (of the last 64 KiB, if it was more), at
+    /// most `bytes_max`, without waiting for more than 200 ms. Call it after its end.
     pub fn error_text(&mut self, bytes_max: usize) -> String {
-        let Some(errors) = &mut self.errors else { return String::new() };
+        self.collect_errors();
+        let text = self.error_bytes.get(..bytes_max).unwrap_or(&self.error_bytes);
+        String::from_utf8_lossy(text).into_owned()
+    }
+
+    /// As `error_text`, but the end of it.
+    pub fn error_tail(&mut self, bytes_max: usize) -> String {
+        self.collect_errors();
+        let start = self.error_bytes.len().saturating_sub(bytes_max);
+        String::from_utf8_lossy(self.error_bytes.get(start..).unwrap_or_default()).into_owned()
+    }
+
+    fn collect_errors(&mut self) {
         let deadline = Instant::now() + Duration::from_millis(200);
-        let mut text = Vec::new();
-        let mut buffer = [0; 4096];
-        while text.len() < bytes_max {
+        while let Some(errors) = &self.errors {
             match wait_readable(errors.as_fd(), None, deadline) {
-                Ok(Ready::Readable) => {}
-                Ok(Ready::Cancelled | Ready::TimedOut) | Err(_) => break,
-            }
-            match errors.read(&mut buffer) {
-                Ok(0) | Err(_) => break,
-                Ok(count) => text.extend_from_slice(buffer.get(..count).unwrap_or_default()),
+                Ok(Ready::Readable) => self.read_errors(),
+                Ok(Ready::Cancelled | Ready::TimedOut) | Err(_) => return,
             }
         }
-        text.truncate(bytes_max);
-        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// Reads one piece of the error output, which must be ready; closes it at its end.
+    fn read_errors(&mut self) {
+        let mut buffer = [0; 4096];
+        match self.errors.as_mut().map_or(Ok(0), |errors| errors.read(&mut buffer)) {
+            Ok(0) | Err(_) => self.errors = None,
+            Ok(count) => {
+                self.error_bytes.extend_from_slice(buffer.get(..count).unwrap_or_default());
+                if self.error_bytes.len() > 2 * ERROR_BYTES_KEPT {
+                    self.error_bytes.drain(..self.error_bytes.len() - ERROR_BYTES_KEPT);
+                }
+            }
+        }
     }
 
     /// Waits for its end; kills its group at the deadline.
@@ -427,6 +462,19 @@ mod tests {
             Program::new("sh", ["-c", "echo no >&2; exit 3"]).start(ErrorOutput::Separate).unwrap();
         assert_eq!(fails.wait(soon()).unwrap().code(), Some(3));
         assert_eq!(fails.error_text(100), "no\n");
+    }
+
+    #[test]
+    fn a_program_that_complains_at_length_does_not_block() {
+        let script = "cat; seq 100000 >&2; echo last >&2";
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![b'x'; 300_000]).unwrap();
+        std::io::Seek::rewind(&mut file).unwrap();
+        let program = Program::new("sh", ["-c", script]).input_file(file);
+        let mut shell = program.start(ErrorOutput::Separate).unwrap();
+        assert_eq!(shell.read_to_end(1 << 20, None, soon()).unwrap().len(), 300_000);
+        assert!(shell.wait(soon()).unwrap().success());
+        assert_eq!(shell.error_tail(10), "00000\nlast\n".get(1..).unwrap());
     }
 
     #[test]

@@ -96,6 +96,50 @@ pub fn wait_readable(
     }
 }
 
+/// What a wait for one of two descriptors came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadyEither {
+    /// The first can be read, or its other end is closed.
+    First,
+    /// Only the second can be read, or its other end is closed.
+    Second,
+    /// The flag was set.
+    Cancelled,
+    /// The deadline passed.
+    TimedOut,
+}
+
+/// As `wait_readable`, for a second descriptor beside the first, which goes before it.
+///
+/// # Errors
+/// As poll(2), EINTR excepted, which is repeated.
+pub fn wait_readable_either(
+    first: BorrowedFd<'_>,
+    second: Option<BorrowedFd<'_>>,
+    cancel: Option<&Cancel>,
+    deadline: Instant,
+) -> io::Result<ReadyEither> {
+    loop {
+        if cancel.is_some_and(Cancel::is_set) {
+            return Ok(ReadyEither::Cancelled);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = vec![PollFd::new(first, PollFlags::POLLIN)];
+        fds.extend(second.map(|second| PollFd::new(second, PollFlags::POLLIN)));
+        fds.extend(cancel.map(|cancel| PollFd::new(cancel.inner.1.as_fd(), PollFlags::POLLIN)));
+        let answer = nix::poll::poll(&mut fds, poll_timeout(left));
+        let is_ready = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
+        match answer {
+            Ok(0) if left.is_zero() => return Ok(ReadyEither::TimedOut),
+            Ok(_) if cancel.is_some_and(Cancel::is_set) => return Ok(ReadyEither::Cancelled),
+            Ok(_) if is_ready(0) => return Ok(ReadyEither::First),
+            Ok(_) if second.is_some() && is_ready(1) => return Ok(ReadyEither::Second),
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
 /// A poll time-out that never ends before `left` has passed: milliseconds, rounded up.
 fn poll_timeout(left: Duration) -> PollTimeout {
     let millis = left.as_micros().div_ceil(1000);
