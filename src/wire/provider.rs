@@ -2,11 +2,50 @@
 //!
 //! Translation is in pure functions of `anthropic` and `openai`; bytes come over `curl`. Runs on the turn thread.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::store::manifest::{ProviderKind, ProviderSettings};
+use crate::sys::file::read_whole;
+use crate::sys::wait::Cancel;
+use crate::wire::provider::command::CommandModel;
+use crate::wire::provider::curl::{Curl, Patience};
+use crate::wire::provider::failure::Asked;
+use crate::wire::provider::http::{Dialect, Http};
+use crate::wire::provider::key::KeySource;
+use crate::wire::provider::script::Script;
+use crate::words::error::{Error, Result};
+use crate::words::identity::{PodId, PodName};
 use crate::words::message::{AssistantMessage, Item};
+use crate::words::text::harmless_line;
+
+pub mod anthropic;
+pub mod command;
+pub mod conversation;
+pub mod curl;
+pub mod failure;
+pub mod http;
+pub mod key;
+pub mod openai;
+pub mod script;
+pub mod sse;
+
+/// Tokens of one reply when the settings say nothing.
+pub const DEFAULT_MAX_TOKENS: u64 = 8192;
+/// Tokens that a model can hold when the settings say nothing.
+pub const DEFAULT_CONTEXT_TOKENS: u64 = 200_000;
+/// The first pause before a request is tried again.
+const BACKOFF_START: Duration = Duration::from_millis(500);
+/// The longest pause that we choose.
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
+/// The longest pause that a provider may ask for; beyond that, trying again tells more than waiting.
+const WANTED_WAIT_MAX: Duration = Duration::from_secs(600);
+/// The largest script file, in bytes.
+const SCRIPT_BYTES_MAX: usize = 16 << 20;
+/// Variables that hold keys by convention. Only the program that needs one gets it, and curl needs none.
+const KEY_VARIABLES: [&str; 2] = ["ANTHROPIC_API_KEY", "OPENAI_API_KEY"];
 
 /// A tool as the model is told about it.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,3 +91,408 @@ pub enum Failure {
 
 /// The outcome of one request.
 pub type Outcome = Result<AssistantMessage, Failure>;
+
+/// How far a reply has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// More is to come.
+    More,
+    /// The reply is whole; whatever follows does not count.
+    Complete,
+}
+
+/// What a translator finds wrong with a reply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trouble {
+    /// The reply makes no sense; nothing of it counts, and another try may be better.
+    Broken(String),
+    /// The provider reports an error, as it would by an HTTP status.
+    Told {
+        /// The status that it stands for.
+        status: u16,
+        /// The provider's words.
+        message: String,
+    },
+}
+
+/// Where the pod that asks is.
+#[derive(Debug, Clone)]
+pub struct ProviderPlace {
+    /// Its id.
+    pub pod_id: PodId,
+    /// Its name, by which a script file knows it.
+    pub name: PodName,
+    /// Its working directory.
+    pub directory: PathBuf,
+    /// A 0700 directory, which exists, for the bodies of requests.
+    pub private_dir: PathBuf,
+}
+
+/// The model behind a pod, ready to be asked.
+#[derive(Debug, Clone)]
+pub struct Provider {
+    model: String,
+    context_tokens: u64,
+    max_tokens: u64,
+    backend: Backend,
+}
+
+#[derive(Debug, Clone)]
+enum Backend {
+    Http(Box<Http>),
+    Script { script: Script, name: PodName, file: String },
+    Command(CommandModel),
+}
+
+impl Provider {
+    /// Checks the settings as far as that goes without asking the model, and gets everything ready.
+    ///
+    /// # Errors
+    /// A missing key, a key file that others can read, no curl, no script, a bad address: a sentence that says
+    /// what to do.
+    pub fn new(settings: &ProviderSettings, pod: ProviderPlace) -> Result<Provider> {
+        Provider::with_lookup(settings, pod, &|name| std::env::var(name).ok())
+    }
+
+    /// As `new`, with the environment given as a function.
+    ///
+    /// # Errors
+    /// As `new`.
+    pub fn with_lookup(
+        settings: &ProviderSettings,
+        pod: ProviderPlace,
+        lookup: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Provider> {
+        let kind = settings.kind.ok_or_else(no_provider)?;
+        let model = settings.model.clone().unwrap_or_else(|| default_model(kind).to_owned());
+        let max_tokens = settings.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+        let backend = match kind {
+            ProviderKind::Anthropic | ProviderKind::Openai => {
+                let (dialect, variable) = match kind {
+                    ProviderKind::Openai => (Dialect::Openai, "OPENAI_API_KEY"),
+                    ProviderKind::Anthropic | ProviderKind::Script | ProviderKind::Command => {
+                        (Dialect::Anthropic, "ANTHROPIC_API_KEY")
+                    }
+                };
+                let is_optional = dialect == Dialect::Openai && settings.base_url.is_some();
+                let key = KeySource::find(settings, variable, is_optional, lookup)?;
+                let hidden = KEY_VARIABLES.iter().copied().chain(key.variable());
+                let curl = Curl {
+                    program: find_curl(lookup)?,
+                    private_dir: pod.private_dir,
+                    hidden_variables: hidden.map(str::to_owned).collect(),
+                    patience: Patience::default(),
+                };
+                Backend::Http(Box::new(Http::new(dialect, settings, &model, max_tokens, key, curl)?))
+            }
+            ProviderKind::Script => {
+                let path = settings.file.as_deref().ok_or_else(|| {
+                    Error::told("the provider kind \"script\" needs \"file\", the path of a script file")
+                })?;
+                let script = read_script(path, &pod)?;
+                Backend::Script { script, name: pod.name, file: path.display().to_string() }
+            }
+            ProviderKind::Command => Backend::Command(CommandModel {
+                command: check_command(&settings.command)?,
+                directory: pod.directory,
+                private_dir: pod.private_dir,
+                patience: Patience::default(),
+            }),
+        };
+        let context_tokens = settings.context_tokens.unwrap_or(DEFAULT_CONTEXT_TOKENS);
+        Ok(Provider { model, context_tokens, max_tokens, backend })
+    }
+
+    /// Fills in what the settings leave open from the environment: the kind, its address and its model.
+    ///
+    /// # Errors
+    /// When nothing says which model to use; the sentence names the ways to say it.
+    pub fn choose(settings: &ProviderSettings) -> Result<ProviderSettings> {
+        Provider::choose_from(settings, &|name| std::env::var(name).ok())
+    }
+
+    /// As `choose`, with the environment given as a function.
+    ///
+    /// # Errors
+    /// As `choose`.
+    pub fn choose_from(
+        settings: &ProviderSettings,
+        lookup: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<ProviderSettings> {
+        let set =
+            |name: &str| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+        let found = || {
+            if set("ANTHROPIC_API_KEY").is_some() {
+                Some(ProviderKind::Anthropic)
+            } else {
+                set("OPENAI_API_KEY").or_else(|| set("OPENAI_BASE_URL")).map(|_| ProviderKind::Openai)
+            }
+        };
+        let kind = settings.kind.or_else(found).ok_or_else(no_provider)?;
+        let base_url = match kind {
+            ProviderKind::Anthropic => set("ANTHROPIC_BASE_URL"),
+            ProviderKind::Openai => set("OPENAI_BASE_URL"),
+            ProviderKind::Script | ProviderKind::Command => None,
+        };
+        Ok(ProviderSettings {
+            kind: Some(kind),
+            base_url: settings.base_url.clone().or(base_url),
+            model: settings.model.clone().or_else(|| Some(default_model(kind).to_owned())),
+            ..settings.clone()
+        })
+    }
+
+    /// Asks the model once. Runs until the reply is whole; each piece of text goes to `on_text` as it comes.
+    ///
+    /// Nothing of a half reply counts. Trying again is the caller's business: see `backoff`.
+    ///
+    /// # Errors
+    /// Why there is no reply, and whether another try makes sense. No key is ever in it.
+    pub fn request(
+        &self,
+        request: &ModelRequest<'_>,
+        cancel: &Cancel,
+        on_text: &mut dyn FnMut(&str),
+    ) -> Outcome {
+        if cancel.is_set() {
+            return Err(Failure::Cancelled);
+        }
+        let mut message = match &self.backend {
+            Backend::Http(http) => http.request(request, cancel, on_text)?,
+            Backend::Script { script, name, file } => {
+                let asked = Asked { key: "the script", model: &self.model, address: file };
+                script.request(name.as_str(), request.number, asked, cancel, on_text)?
+            }
+            Backend::Command(command) => command.request(request, cancel, on_text)?,
+        };
+        conversation::make_ids_unique(&mut message, request.items, request.number);
+        Ok(message)
+    }
+
+    /// The model's name, for people.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Tokens that the model can hold.
+    #[must_use]
+    pub fn context_tokens(&self) -> u64 {
+        self.context_tokens
+    }
+
+    /// Tokens of one reply.
+    #[must_use]
+    pub fn max_tokens(&self) -> u64 {
+        self.max_tokens
+    }
+
+    /// The same provider with other limits of waiting.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Patience) -> Provider {
+        match &mut self.backend {
+            Backend::Http(http) => http.curl_mut().patience = patience,
+            Backend::Command(command) => command.patience = patience,
+            Backend::Script { .. } => {}
+        }
+        self
+    }
+}
+
+/// How long to wait before the next try, after this many failures in a row.
+///
+/// Doubles from half a second to a minute. `jitter` from 0 to 1 spreads pods that failed together: it takes up
+/// to half of our own pause away, and adds up to a quarter to a wanted one, which is never cut short unless it
+/// is over 10 minutes.
+#[must_use]
+pub fn backoff(attempt: u32, wanted: Option<Duration>, jitter: f64) -> Duration {
+    let jitter = if jitter.is_finite() { jitter.clamp(0.0, 1.0) } else { 0.0 };
+    let doublings = attempt.saturating_sub(1).min(16);
+    let own = (BACKOFF_START * (1 << doublings)).min(BACKOFF_MAX);
+    match wanted.filter(|wanted| !wanted.is_zero()) {
+        None => own.mul_f64(1.0 - jitter / 2.0),
+        Some(wanted) => wanted.min(WANTED_WAIT_MAX).mul_f64(1.0 + jitter / 4.0).min(WANTED_WAIT_MAX),
+    }
+}
+
+fn default_model(kind: ProviderKind) -> &'static str {
+    match kind {
+        ProviderKind::Anthropic => anthropic::DEFAULT_MODEL,
+        ProviderKind::Openai => openai::DEFAULT_MODEL,
+        ProviderKind::Script => "script",
+        ProviderKind::Command => "command",
+    }
+}
+
+fn no_provider() -> Error {
+    Error::told(
+        "no model provider is set: set ANTHROPIC_API_KEY, OPENAI_API_KEY or OPENAI_BASE_URL, or \"provider\" in the user manifest (~/.config/insomnia/manifest.json); \"insomnia demo\" works without any",
+    )
+}
+
+fn find_curl(lookup: &dyn Fn(&str) -> Option<String>) -> Result<PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+    let path = lookup("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
+    let is_program = |path: &PathBuf| {
+        std::fs::metadata(path).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+    };
+    let places = std::env::split_paths(&path).filter(|place| place.is_absolute());
+    places.map(|place| place.join("curl")).find(is_program).ok_or_else(|| {
+        Error::told("the program \"curl\", by which the model is reached, is not on PATH; install curl")
+    })
+}
+
+fn read_script(path: &Path, pod: &ProviderPlace) -> Result<Script> {
+    let shown = path.display();
+    let failed = |source| Error::io(format!("read the script file \"{shown}\""), source);
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let text = read_whole(&file, SCRIPT_BYTES_MAX).map_err(failed)?;
+    let text = String::from_utf8(text)
+        .map_err(|_| Error::told(format!("the script file \"{shown}\" is no UTF-8 text")))?;
+    let directory = pod.directory.to_string_lossy();
+    Script::parse_for(&text, &directory, pod.pod_id.as_str())
+        .map_err(|fault| Error::told(format!("the script file \"{shown}\" cannot be used: {fault}")))
+}
+
+fn check_command(command: &[String]) -> Result<Vec<String>> {
+    match command.first().filter(|program| !program.is_empty()) {
+        None => Err(Error::told(
+            "the provider kind \"command\" needs \"command\", a list of the program and its arguments",
+        )),
+        Some(program) if program.starts_with('/') && !Path::new(program).is_file() => Err(Error::told(
+            format!("the model program \"{}\" does not exist; correct \"command\"", harmless_line(program)),
+        )),
+        Some(_) => Ok(command.to_vec()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(directory: &Path) -> ProviderPlace {
+        ProviderPlace {
+            pod_id: PodId::new("main-2").unwrap(),
+            name: PodName::new("main").unwrap(),
+            directory: directory.to_owned(),
+            private_dir: directory.to_owned(),
+        }
+    }
+
+    fn settings(json: &str) -> ProviderSettings {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn the_environment_fills_in_what_the_settings_leave_open() {
+        let check = |given: &str, environment: &[(&str, &str)], expected: Result<&str, &str>| {
+            let lookup = |name: &str| {
+                environment.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            };
+            match (Provider::choose_from(&settings(given), &lookup), expected) {
+                (Ok(chosen), Ok(expected)) => assert_eq!(chosen, settings(expected)),
+                (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+                (chosen, expected) => panic!("{chosen:?} is not {expected:?}"),
+            }
+        };
+        let anthropic = r#"{"kind":"anthropic","model":"claude-sonnet-4-5"}"#;
+        let openai = r#"{"kind":"openai","model":"gpt-5-mini"}"#;
+        check("{}", &[], Err("OPENAI_BASE_URL, or \"provider\" in the user manifest"));
+        check("{}", &[("ANTHROPIC_API_KEY", " ")], Err("insomnia demo"));
+        check("{}", &[("ANTHROPIC_API_KEY", "k"), ("OPENAI_API_KEY", "k")], Ok(anthropic));
+        check("{}", &[("OPENAI_API_KEY", "k")], Ok(openai));
+        check(
+            r#"{"model":"qwen"}"#,
+            &[("OPENAI_BASE_URL", "http://h")],
+            Ok(r#"{"kind":"openai","model":"qwen","base_url":"http://h"}"#),
+        );
+        check(
+            r#"{"kind":"anthropic","model":"m"}"#,
+            &[("ANTHROPIC_BASE_URL", "http://a"), ("OPENAI_BASE_URL", "http://o")],
+            Ok(r#"{"kind":"anthropic","model":"m","base_url":"http://a"}"#),
+        );
+        check(
+            r#"{"kind":"openai","model":"m","base_url":"http://mine"}"#,
+            &[("OPENAI_BASE_URL", "http://o")],
+            Ok(r#"{"kind":"openai","model":"m","base_url":"http://mine"}"#),
+        );
+        let script = r#"{"kind":"script","file":"/f","model":"script"}"#;
+        check(script, &[("OPENAI_BASE_URL", "http://o")], Ok(script));
+    }
+
+    #[test]
+    fn wrong_settings_are_told_before_the_first_request() {
+        let directory = tempfile::tempdir().unwrap();
+        let bad_script = directory.path().join("bad.json");
+        std::fs::write(&bad_script, "{\"pods\":{\"main\":[{\"txt\":1}]}}").unwrap();
+        let check = |given: &str, key: Option<&str>, path: &str, expected: &str| {
+            let given = given.replace("DIR", directory.path().to_str().unwrap());
+            let lookup = |name: &str| match name {
+                "PATH" => Some(path.to_owned()),
+                "ANTHROPIC_API_KEY" => key.map(str::to_owned),
+                _ => None,
+            };
+            let told = match Provider::with_lookup(&settings(&given), place(directory.path()), &lookup) {
+                Ok(provider) => format!("{provider:?}"),
+                Err(error) => error.to_string(),
+            };
+            assert!(told.contains(expected), "{given}: {told}");
+            assert!(key.is_none_or(|key| !told.contains(key)), "{told}");
+        };
+        let (key, path) = (Some("sk-secret-0123456789"), "/usr/local/bin:/usr/bin:/bin");
+        check("{}", key, path, "no model provider is set");
+        check(r#"{"kind":"anthropic"}"#, None, path, "ANTHROPIC_API_KEY, which should hold");
+        check(r#"{"kind":"anthropic"}"#, key, path, "claude-sonnet-4-5");
+        check(r#"{"kind":"anthropic"}"#, key, "/nowhere:relative", "\"curl\", by which the model is reached");
+        check(r#"{"kind":"anthropic","base_url":"h"}"#, key, path, "neither http:// nor https://");
+        check(r#"{"kind":"anthropic","headers":{"x":"a\nb"}}"#, key, path, "line break");
+        check(r#"{"kind":"openai"}"#, None, path, "OPENAI_API_KEY, which should hold");
+        check(r#"{"kind":"openai","base_url":"http://localhost:1"}"#, None, path, "gpt-5-mini");
+        check(r#"{"kind":"script"}"#, None, path, "needs \"file\"");
+        check(r#"{"kind":"script","file":"DIR/nowhere"}"#, None, path, "cannot read the script file");
+        check(r#"{"kind":"script","file":"DIR/bad.json"}"#, None, path, "pods.main[0] has the unknown key");
+        check(r#"{"kind":"command"}"#, None, path, "needs \"command\"");
+        check(r#"{"kind":"command","command":["/nowhere/x"]}"#, None, path, "does not exist");
+    }
+
+    #[test]
+    fn a_script_answers_through_the_same_door() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("s.json");
+        std::fs::write(&file, r#"{"pods":{"main":[{"text":"{{pod_id}} here"}]}}"#).unwrap();
+        let given = ProviderSettings {
+            kind: Some(ProviderKind::Script),
+            file: Some(file.clone()),
+            ..ProviderSettings::default()
+        };
+        let provider = Provider::new(&given, place(directory.path())).unwrap();
+        std::fs::remove_file(file).unwrap(); // it is read once
+        let request = ModelRequest { system: "", items: &[], tools: &[], number: 0 };
+        let cancel = Cancel::new().unwrap();
+        assert_eq!(provider.request(&request, &cancel, &mut |_| {}).unwrap().text, "main-2 here");
+        cancel.set();
+        assert_eq!(provider.request(&request, &cancel, &mut |_| {}), Err(Failure::Cancelled));
+    }
+
+    #[test]
+    fn pauses_grow_and_a_wanted_one_is_kept() {
+        let check = |attempt: u32, wanted: Option<u64>, jitter: f64, expected: f64| {
+            let wait = backoff(attempt, wanted.map(Duration::from_secs), jitter);
+            assert!((wait.as_secs_f64() - expected).abs() < 1e-6, "{attempt} {wanted:?} {jitter}: {wait:?}");
+        };
+        check(0, None, 0.0, 0.5);
+        check(1, None, 0.0, 0.5);
+        check(2, None, 0.0, 1.0);
+        check(2, None, 1.0, 0.5);
+        check(5, None, 0.0, 8.0);
+        check(8, None, 0.0, 60.0);
+        check(u32::MAX, None, 0.0, 60.0);
+        check(1, Some(7), 0.0, 7.0);
+        check(1, Some(8), 1.0, 10.0);
+        check(9, Some(2), 0.0, 2.0);
+        check(1, Some(90_000), 0.0, 600.0);
+        check(1, Some(u64::MAX), 1.0, 600.0);
+        check(3, Some(0), 0.0, 2.0);
+        check(1, None, f64::NAN, 0.5);
+    }
+}

@@ -1,0 +1,318 @@
+//! What a refusal of a provider means: try again, make the conversation shorter, or tell a person.
+//!
+//! Pure. The one place that judges HTTP status codes, wherever they came from: a server, a stream, a script.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::wire::provider::Failure;
+use crate::words::text::{cut_end, harmless_line};
+
+/// A provider's own words are cut at this length, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 1024;
+/// Source: RFC 9110, section 5.6.7; the only form of a date that a server may send.
+const DATE_FORM: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+
+/// Whom we asked, for the sentence that tells a person what to check.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// Where the key comes from.
+    pub key: &'a str,
+    /// The model.
+    pub model: &'a str,
+    /// The address, without user, password and query.
+    pub address: &'a str,
+}
+
+/// What an answer of this HTTP status means. `message` is the provider's own explanation.
+#[must_use]
+pub fn of_status(status: u16, message: &str, wait: Option<Duration>, asked: Asked<'_>) -> Failure {
+    let said = said(message);
+    if matches!(status, 400 | 413 | 422 | 500) && is_about_context(message) || status == 413 {
+        return Failure::ContextTooLong(format!(
+            "the conversation is too long for the model (HTTP {status}){said}"
+        ));
+    }
+    let Asked { key, model, address } = asked;
+    match status {
+        300..=399 => Failure::Final(format!(
+            "{address} redirects to another place (HTTP {status}), which is not followed; check \"base_url\""
+        )),
+        401 | 403 => Failure::Final(format!("the key was refused (HTTP {status}){said}; check {key}")),
+        402 => Failure::Final(format!("the provider wants to be paid first (HTTP {status}){said}")),
+        404 => Failure::Final(format!(
+            "the provider does not know the model \"{model}\" or the address {address} (HTTP 404){said}; check \"model\" and \"base_url\""
+        )),
+        429 if message.contains("insufficient_quota") => {
+            Failure::Final(format!("the account's quota is used up (HTTP {status}){said}"))
+        }
+        429 => Failure::Retry {
+            reason: format!("the provider asks us to slow down (HTTP {status}){said}"),
+            wait,
+        },
+        503 | 529 => {
+            Failure::Retry { reason: format!("the provider is overloaded (HTTP {status}){said}"), wait }
+        }
+        408 | 409 | 425 | 500..=599 => {
+            Failure::Retry { reason: format!("the provider failed (HTTP {status}){said}"), wait }
+        }
+        _ => Failure::Final(format!("the provider did not accept the request (HTTP {status}){said}")),
+    }
+}
+
+fn said(message: &str) -> String {
+    let line = harmless_line(message);
+    if line.is_empty() { String::new() } else { format!(": {}", cut_end(&line, MESSAGE_BYTES_MAX)) }
+}
+
+/// Whether a provider's words say that the conversation does not fit into the model.
+///
+/// Collected from the public documentation and source of Anthropic, OpenAI, Azure, OpenRouter, vLLM,
+/// llama.cpp and Ollama. A refused `max_tokens` alone is none of these.
+#[must_use]
+pub fn is_about_context(message: &str) -> bool {
+    const SIGNS: [&str; 12] = [
+        "context_length_exceeded",
+        "exceed_context_size",
+        "prompt is too long",
+        "input is too long",
+        "maximum context length",
+        "exceed context limit",
+        "exceeds the context",
+        "exceeds the available context",
+        "context window",
+        "context size",
+        "reduce the length of the messages",
+        "request_too_large",
+    ];
+    let message = message.to_ascii_lowercase();
+    SIGNS.iter().any(|sign| message.contains(sign))
+}
+
+/// What an error body says: the message of its JSON with its type and code, or the text itself.
+#[must_use]
+pub fn message_of_body(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body);
+    match serde_json::from_str::<Value>(&text) {
+        // vLLM and others put the fields at the top; some proxies wrap the object in a list.
+        Ok(value) => {
+            let value = value.get(0).unwrap_or(&value);
+            let told = message_of_error(value.get("error").unwrap_or(value));
+            if told.is_empty() { text.into_owned() } else { told }
+        }
+        Err(_) if text.trim_start().starts_with('<') => "the answer is a web page".to_owned(),
+        Err(_) => text.into_owned(),
+    }
+}
+
+/// What an `error` object says: its message, and its code or type where that tells more.
+#[must_use]
+pub fn message_of_error(error: &Value) -> String {
+    let field = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
+    let message = match error.as_str() {
+        Some(text) => text,
+        None if field("message").is_empty() => field("detail"),
+        None => field("message"),
+    };
+    let kind = if field("code").is_empty() { field("type") } else { field("code") };
+    match (message, kind) {
+        (message, "" | "error") => message.to_owned(),
+        ("", kind) => kind.to_owned(),
+        (message, kind) => format!("{message} ({kind})"),
+    }
+}
+
+/// The status that an error object inside a stream stands for; 500 where it does not say.
+#[must_use]
+pub fn status_of_error(error: &Value) -> u16 {
+    for name in ["code", "status", "status_code"] {
+        let number = error.get(name).and_then(|code| code.as_u64().or_else(|| code.as_str()?.parse().ok()));
+        if let Some(status) = number.and_then(|n| u16::try_from(n).ok()).filter(|n| (400..600).contains(n)) {
+            return status;
+        }
+    }
+    // The code tells more than the type: OpenAI's type of a wrong key is "invalid_request_error".
+    let names = ["code", "type"].map(|name| error.get(name).and_then(Value::as_str).unwrap_or_default());
+    const STATUS: [(&str, u16); 16] = [
+        ("overloaded", 529),
+        ("rate_limit", 429),
+        ("insufficient_quota", 429),
+        ("timeout", 504),
+        ("context", 400),
+        ("request_too_large", 413),
+        ("invalid_api_key", 401),
+        ("authentication", 401),
+        ("permission", 403),
+        ("billing", 402),
+        ("model_not_found", 404),
+        ("not_found", 404),
+        ("unavailable", 503),
+        ("server_error", 500),
+        ("api_error", 500),
+        ("invalid_request", 400),
+    ];
+    names
+        .iter()
+        .find_map(|name| STATUS.iter().find(|(sign, _)| name.contains(sign)))
+        .map_or(500, |(_, status)| *status)
+}
+
+/// How long a `Retry-After` header wants us to wait: seconds, or a date.
+#[must_use]
+pub fn retry_after(value: &str, now_seconds: u64) -> Option<Duration> {
+    let value = value.trim();
+    let looks_like_a_number = value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    if looks_like_a_number {
+        return Duration::try_from_secs_f64(value.parse().ok()?).ok();
+    }
+    let until = parse_http_date(value)?;
+    Some(Duration::from_secs(until.saturating_sub(now_seconds)))
+}
+
+/// Seconds since 1970 of a date such as `Sun, 06 Nov 1994 08:49:37 GMT`.
+#[must_use]
+pub fn parse_http_date(text: &str) -> Option<u64> {
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    if text.len() != DATE_FORM.len() || !text.ends_with(" GMT") || text.get(3..5) != Some(", ") {
+        return None;
+    }
+    let number = |from: usize, to: usize| {
+        let digits = text.get(from..to)?;
+        if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse::<u64>().ok() } else { None }
+    };
+    let month = MONTHS.iter().position(|name| text.get(8..11) == Some(name))?;
+    let (day, year) = (number(5, 7)?, number(12, 16)?);
+    let (hour, minute, second) = (number(17, 19)?, number(20, 22)?, number(23, 25)?);
+    if !(1..=31).contains(&day) || year < 1970 || hour > 23 || minute > 59 || second > 60 {
+        return None;
+    }
+    Some(((days_since_1970(year, month as u64 + 1, day) * 24 + hour) * 60 + minute) * 60 + second)
+}
+
+/// Days from 1970-01-01 to this day of the Gregorian calendar; years begin in March, the leap day is the last.
+fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
+    let (year, march_month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let of_year = (153 * march_month + 2) / 5 + day - 1;
+    year * 365 + year / 4 - year / 100 + year / 400 + of_year - 719_468
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASKED: Asked<'_> = Asked { key: "the key in the variable K", model: "m", address: "http://h/v1" };
+
+    #[test]
+    fn a_status_decides_between_trying_again_and_telling_a_person() {
+        let wait = Some(Duration::from_secs(3));
+        let check = |status: u16, message: &str, kind: &str, expected: &str| {
+            let (found, told) = match of_status(status, message, wait, ASKED) {
+                Failure::Retry { reason, wait: kept } => {
+                    assert_eq!(kept, wait);
+                    ("retry", reason)
+                }
+                Failure::ContextTooLong(reason) => ("context", reason),
+                Failure::Final(reason) => ("final", reason),
+                Failure::Cancelled => ("cancelled", String::new()),
+            };
+            assert_eq!(found, kind, "{status} {message}");
+            assert!(told.contains(expected), "{told}");
+        };
+        check(
+            401,
+            "invalid x-api-key",
+            "final",
+            "(HTTP 401): invalid x-api-key; check the key in the variable K",
+        );
+        check(403, "", "final", "the key was refused (HTTP 403); check");
+        check(404, "model: m", "final", "model \"m\" or the address http://h/v1 (HTTP 404): model: m; check");
+        check(400, "tools.0: bad", "final", "did not accept the request (HTTP 400): tools.0: bad");
+        check(422, "bad", "final", "(HTTP 422)");
+        check(400, "prompt is too long: 210000 tokens > 200000 maximum", "context", "too long for the model");
+        check(400, "This model's maximum context length is 8192 tokens.", "context", "");
+        check(413, "", "context", "HTTP 413");
+        check(500, "the request exceeds the available context size", "context", "");
+        check(400, "max_tokens: 9000 > 8192, the maximum allowed for this model", "final", "");
+        check(408, "", "retry", "HTTP 408");
+        check(409, "", "retry", "HTTP 409");
+        check(429, "slow down", "retry", "asks us to slow down (HTTP 429): slow down");
+        check(429, "You exceeded your current quota (insufficient_quota)", "final", "quota is used up");
+        check(500, "", "retry", "the provider failed (HTTP 500)");
+        check(502, "bad gateway", "retry", "");
+        check(529, "Overloaded", "retry", "the provider is overloaded (HTTP 529): Overloaded");
+        check(402, "", "final", "paid");
+        check(307, "", "final", "redirects");
+        check(418, "\x1b[2Jteapot", "final", "\\x1b[2Jteapot");
+    }
+
+    #[test]
+    fn a_long_message_is_cut() {
+        let Failure::Final(told) = of_status(400, &"long ".repeat(10_000), None, ASKED) else { panic!() };
+        assert!(told.len() < MESSAGE_BYTES_MAX + 100 && told.ends_with("..."));
+    }
+
+    #[test]
+    fn an_error_body_is_understood_in_the_forms_that_servers_send() {
+        let check = |body: &str, expected: &str| assert_eq!(message_of_body(body.as_bytes()), expected);
+        check(
+            r#"{"type":"error","error":{"type":"not_found_error","message":"model: x"}}"#,
+            "model: x (not_found_error)",
+        );
+        check(
+            r#"{"error":{"message":"no","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}"#,
+            "no (invalid_api_key)",
+        );
+        check(r#"{"error":"model 'x' not found"}"#, "model 'x' not found");
+        check(r#"{"object":"error","message":"too long","code":400}"#, "too long");
+        check(r#"{"detail":"Not Found"}"#, "Not Found");
+        check(r#"[{"error":{"code":400,"message":"bad"}}]"#, "bad");
+        check(r#"{"odd":1}"#, r#"{"odd":1}"#);
+        check("plain words", "plain words");
+        check("<html><body>502</body></html>", "the answer is a web page");
+        check("", "");
+    }
+
+    #[test]
+    fn an_error_in_a_stream_has_a_status() {
+        let check = |error: &str, expected: u16| {
+            assert_eq!(status_of_error(&serde_json::from_str(error).unwrap()), expected, "{error}");
+        };
+        check(r#"{"type":"overloaded_error","message":"Overloaded"}"#, 529);
+        check(r#"{"type":"api_error","message":"x"}"#, 500);
+        check(r#"{"type":"invalid_request_error","message":"x"}"#, 400);
+        check(r#"{"type":"invalid_request_error","code":"context_length_exceeded"}"#, 400);
+        check(r#"{"type":"invalid_request_error","code":"invalid_api_key"}"#, 401);
+        check(r#"{"code":429,"message":"x"}"#, 429);
+        check(r#"{"code":"502","message":"x"}"#, 502);
+        check(r#"{"type":"server_error"}"#, 500);
+        check(r#"{"code":7}"#, 500);
+        check(r#""words""#, 500);
+    }
+
+    #[test]
+    fn a_wanted_wait_is_read_as_seconds_or_as_a_date() {
+        let now = 784_111_777; // the date of DATE_FORM
+        let check = |value: &str, expected: Option<f64>| {
+            assert_eq!(retry_after(value, now), expected.map(Duration::from_secs_f64), "{value}");
+        };
+        check("7", Some(7.0));
+        check(" 0.5 ", Some(0.5));
+        check("0", Some(0.0));
+        check(DATE_FORM, Some(0.0));
+        check("Sun, 06 Nov 1994 08:50:37 GMT", Some(60.0));
+        check("Sun, 06 Nov 1994 08:00:00 GMT", Some(0.0));
+        check("Mon, 32 Nov 1994 08:49:37 GMT", None);
+        check("Sun, 06 Nov 1994 08:49:37 UTC", None);
+        check("Sun, 06 Nov 1994 +8:49:37 GMT", None);
+        check("soon", None);
+        check("-3", None);
+        check("", None);
+        check("1.2.3", None);
+        check("99999999999999999999999999", None);
+        assert_eq!(parse_http_date("Tue, 29 Feb 2000 00:00:00 GMT"), Some(951_782_400));
+        assert_eq!(parse_http_date("Thu, 01 Jan 1970 00:00:00 GMT"), Some(0));
+        assert_eq!(parse_http_date("日本語日本語日本語日本"), None);
+    }
+}

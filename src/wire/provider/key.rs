@@ -1,0 +1,272 @@
+//! The key of a provider: where it comes from, and how it stays out of every text that we write.
+//!
+//! A key travels on curl's standard input only. A key file is read again for each request, so that a new key
+//! works without a restart.
+
+use std::fmt;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::store::manifest::ProviderSettings;
+use crate::sys::file::read_whole;
+use crate::sys::process::own_uid;
+use crate::words::error::{Error, Result};
+
+/// The longest key, in bytes; tokens of cloud services have a few thousand.
+const KEY_BYTES_MAX: usize = 16 << 10;
+/// What stands where a key stood.
+const MASK: &str = "[key]";
+/// Parts of a key from this length on are masked as well.
+const PART_BYTES: usize = 8;
+
+/// A text that must not be shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Keeps `text` away from `Debug`.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Secret {
+        Secret(text.into())
+    }
+
+    /// The text itself, for the one place that sends it.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// `text` with this secret, and every part of it of 8 or more bytes, masked.
+    #[must_use]
+    pub fn mask(&self, text: &str) -> String {
+        match self.0.len() {
+            0..4 => text.to_owned(), // no secret, and masking it would destroy the text
+            4..=PART_BYTES => text.replace(&self.0, MASK),
+            _ => self.mask_parts(text),
+        }
+    }
+
+    fn mask_parts(&self, text: &str) -> String {
+        let is_part =
+            |start: usize, end: usize| text.get(start..end).is_some_and(|part| self.0.contains(part));
+        let mut shown = String::with_capacity(text.len());
+        let mut hidden_until = 0;
+        for (at, c) in text.char_indices() {
+            if at < hidden_until {
+                continue;
+            }
+            if is_part(at, at + PART_BYTES) {
+                let mut end = at + PART_BYTES;
+                while end < text.len() && is_part(at, end + 1) {
+                    end += 1;
+                }
+                hidden_until = end;
+                shown.push_str(MASK);
+            } else {
+                shown.push(c);
+            }
+        }
+        shown
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(MASK)
+    }
+}
+
+/// Where the key comes from.
+#[derive(Debug, Clone)]
+pub enum KeySource {
+    /// A variable of our environment, read at the start.
+    Variable(String, Secret),
+    /// A file, read again for each request.
+    File(PathBuf),
+    /// The server wants none; this variable would hold it.
+    NotNeeded(String),
+}
+
+impl KeySource {
+    /// Finds the key that the settings ask for, and checks it.
+    ///
+    /// `default_variable` is used when the settings name neither a variable nor a file; `is_optional` lets a
+    /// missing variable pass, for servers that want no key.
+    ///
+    /// # Errors
+    /// When the variable is missing or empty, when the file is missing, of another owner, or open to others,
+    /// and when the key holds something that no header can carry.
+    pub fn find(
+        settings: &ProviderSettings,
+        default_variable: &str,
+        is_optional: bool,
+        lookup: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<KeySource> {
+        if let Some(path) = &settings.api_key_file {
+            if settings.api_key_env.is_some() {
+                return Err(Error::told(
+                    "the provider settings name both \"api_key_env\" and \"api_key_file\"; remove one of them",
+                ));
+            }
+            let source = KeySource::File(path.clone());
+            source.read()?;
+            return Ok(source);
+        }
+        let variable = settings.api_key_env.as_deref().unwrap_or(default_variable);
+        match lookup(variable).filter(|value| !value.trim().is_empty()) {
+            Some(value) => {
+                let key = check_key(&value, &format!("the variable {variable}"))?;
+                Ok(KeySource::Variable(variable.to_owned(), key))
+            }
+            None if is_optional => Ok(KeySource::NotNeeded(variable.to_owned())),
+            None => Err(Error::told(format!(
+                "the variable {variable}, which should hold the provider's key, is not set; set it, or name a file of mode 0600 as \"api_key_file\" in the manifest"
+            ))),
+        }
+    }
+
+    /// The key as it is now; `None` when none is needed.
+    ///
+    /// # Errors
+    /// As `find`.
+    pub fn read(&self) -> Result<Option<Secret>> {
+        match self {
+            KeySource::Variable(_, key) => Ok(Some(key.clone())),
+            KeySource::File(path) => read_key_file(path).map(Some),
+            KeySource::NotNeeded(_) => Ok(None),
+        }
+    }
+
+    /// The variable that holds the key, if one does.
+    #[must_use]
+    pub fn variable(&self) -> Option<&str> {
+        match self {
+            KeySource::Variable(name, _) | KeySource::NotNeeded(name) => Some(name),
+            KeySource::File(_) => None,
+        }
+    }
+}
+
+/// Where a person looks for the key.
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeySource::Variable(name, _) => write!(f, "the key in the variable {name}"),
+            KeySource::File(path) => write!(f, "the key in the file \"{}\"", path.display()),
+            KeySource::NotNeeded(name) => write!(f, "the variable {name}, which is not set"),
+        }
+    }
+}
+
+fn check_key(text: &str, place: &str) -> Result<Secret> {
+    let key = text.trim();
+    if key.is_empty() {
+        return Err(Error::told(format!("{place} holds no key; put the provider's key there")));
+    }
+    if key.len() > KEY_BYTES_MAX || !key.bytes().all(|byte| (b'!'..=b'~').contains(&byte)) {
+        return Err(Error::told(format!(
+            "{place} does not hold a key: a key is one word of visible ASCII characters; copy it again"
+        )));
+    }
+    Ok(Secret::new(key))
+}
+
+fn read_key_file(path: &Path) -> Result<Secret> {
+    let shown = path.display();
+    let failed = |source| Error::io(format!("read the key file \"{shown}\""), source);
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(Error::told(format!(
+            "the key file \"{shown}\" is no regular file; name one of mode 0600"
+        )));
+    }
+    let file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if metadata.uid() != own_uid() {
+        return Err(Error::told(format!(
+            "the key file \"{shown}\" belongs to user {}, not to us (user {}); make one of your own, of mode 0600",
+            metadata.uid(),
+            own_uid()
+        )));
+    }
+    let mode = metadata.mode() & 0o7777;
+    if mode != 0o600 && mode != 0o400 {
+        return Err(Error::told(format!(
+            "the key file \"{shown}\" has mode {mode:04o}, so others may read it; run: chmod 600 \"{shown}\""
+        )));
+    }
+    let content = read_whole(&file, KEY_BYTES_MAX).map_err(failed)?;
+    check_key(&String::from_utf8_lossy(&content), &format!("the key file \"{shown}\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const KEY: &str = "sk-test-0123456789abcdefghij";
+
+    #[test]
+    fn r07_a_key_and_its_parts_are_masked() {
+        let check = |text: &str, expected: &str| assert_eq!(Secret::new(KEY).mask(text), expected);
+        check("bad key sk-test-0123456789abcdefghij!", "bad key [key]!");
+        check("starts sk-test-01... ends cdefghij", "starts [key]... ends [key]");
+        check("only sk-test and ghij", "only sk-test and ghij");
+        check("日本 456789abcd 語", "日本 [key] 語");
+        check("", "");
+        assert_eq!(Secret::new("mock").mask("the mock key"), "the [key] key");
+        assert_eq!(Secret::new("a").mask("a key"), "a key");
+        assert_eq!(
+            format!("{:?}", KeySource::Variable("K".into(), Secret::new(KEY))),
+            "Variable(\"K\", [key])"
+        );
+    }
+
+    #[test]
+    fn a_key_is_found_or_the_sentence_says_what_to_do() {
+        let place = tempfile::tempdir().unwrap();
+        let file = |name: &str, content: &str, mode: u32| {
+            let path = place.path().join(name);
+            std::fs::write(&path, content).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            Some(path)
+        };
+        let lookup = |name: &str| match name {
+            "GOOD" => Some(KEY.to_owned()),
+            "EMPTY" => Some(" ".to_owned()),
+            "TWO_LINES" => Some(format!("{KEY}\nx-evil: 1")),
+            _ => None,
+        };
+        let check = |variable: Option<&str>, file: Option<PathBuf>, optional: bool, expected: &str| {
+            let settings = ProviderSettings {
+                api_key_env: variable.map(str::to_owned),
+                api_key_file: file,
+                ..ProviderSettings::default()
+            };
+            let found = KeySource::find(&settings, "GOOD", optional, &lookup);
+            let told = match &found {
+                Ok(source) => source.to_string(),
+                Err(error) => error.to_string(),
+            };
+            assert!(told.contains(expected), "{told}");
+            assert!(!told.contains("0123456789") && !format!("{found:?}").contains("0123456789"), "{told}");
+            if let Ok(source) = found {
+                let key = source.read().unwrap();
+                assert!(key.is_none_or(|key| key.reveal() == KEY));
+            }
+        };
+        check(None, None, false, "the variable GOOD");
+        check(Some("GONE"), None, false, "GONE, which should hold the provider's key, is not set");
+        check(Some("GONE"), None, true, "GONE, which is not set");
+        check(Some("EMPTY"), None, false, "is not set");
+        check(Some("TWO_LINES"), None, false, "one word of visible ASCII");
+        check(None, file("good", &format!("{KEY}\n"), 0o600), false, "the key in the file");
+        check(None, file("read only", KEY, 0o400), false, "the key in the file");
+        check(None, file("open", KEY, 0o644), false, "mode 0644, so others may read it; run: chmod 600");
+        check(None, file("group", KEY, 0o640), false, "mode 0640");
+        check(None, file("empty", "\n", 0o600), false, "holds no key");
+        check(None, Some(place.path().join("nowhere")), false, "cannot read the key file");
+        check(None, Some(place.path().to_owned()), false, "no regular file");
+        check(Some("GOOD"), file("both", KEY, 0o600), false, "remove one of them");
+    }
+}

@@ -1,0 +1,182 @@
+//! Server-sent events: bytes in pieces of any size become events.
+//!
+//! Pure. Source: HTML Living Standard, section 9.2.6, "Interpreting an event stream".
+
+use std::fmt;
+use std::mem;
+
+/// The largest event that is put together, in bytes: a reply of a model is far smaller.
+pub const MAX_EVENT_BYTES: usize = 16 << 20;
+
+/// One event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Its type; empty when the stream gives none.
+    pub name: String,
+    /// Its data lines, joined by newlines.
+    pub data: String,
+}
+
+/// One event grew beyond `MAX_EVENT_BYTES`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventTooLong;
+
+impl fmt::Display for EventTooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "one event of the stream has more than {MAX_EVENT_BYTES} bytes")
+    }
+}
+
+impl std::error::Error for EventTooLong {}
+
+/// Cuts a stream into events. Keeps what is incomplete until more comes.
+#[derive(Debug, Default)]
+pub struct Framer {
+    line: Vec<u8>,
+    data: Vec<u8>,
+    has_data: bool,
+    name: String,
+    after_carriage_return: bool,
+    is_past_first_line: bool,
+}
+
+impl Framer {
+    /// Takes the next piece of the stream and returns the events that it completes.
+    ///
+    /// # Errors
+    /// When one event grows beyond `MAX_EVENT_BYTES`; the stream is of no use any more then.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, EventTooLong> {
+        let mut events = Vec::new();
+        let mut rest = bytes;
+        while let Some((&first, after)) = rest.split_first() {
+            // CR LF is one line end even when the pieces part between them.
+            if mem::take(&mut self.after_carriage_return) && first == b'\n' {
+                rest = after;
+                continue;
+            }
+            let end = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
+            let (line, tail) = rest.split_at(end.unwrap_or(rest.len()));
+            if self.line.len() + self.data.len() + line.len() > MAX_EVENT_BYTES {
+                return Err(EventTooLong);
+            }
+            self.line.extend_from_slice(line);
+            rest = match tail.split_first() {
+                None => &[],
+                Some((&end, tail)) => {
+                    self.after_carriage_return = end == b'\r';
+                    events.extend(self.end_line());
+                    tail
+                }
+            };
+        }
+        Ok(events)
+    }
+
+    /// The last event of a stream that ended without the blank line behind it.
+    #[must_use]
+    pub fn finish(mut self) -> Option<Event> {
+        if !self.line.is_empty() {
+            self.end_line();
+        }
+        self.dispatch()
+    }
+
+    fn end_line(&mut self) -> Option<Event> {
+        let whole = mem::take(&mut self.line);
+        let mut line = whole.as_slice();
+        if !mem::replace(&mut self.is_past_first_line, true) {
+            line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
+        }
+        if line.is_empty() {
+            return self.dispatch();
+        }
+        let colon = line.iter().position(|&byte| byte == b':').unwrap_or(line.len());
+        let (field, value) = line.split_at(colon);
+        let value = value.strip_prefix(b":").unwrap_or(value);
+        let value = value.strip_prefix(b" ").unwrap_or(value);
+        match field {
+            b"data" => {
+                if mem::replace(&mut self.has_data, true) {
+                    self.data.push(b'\n');
+                }
+                self.data.extend_from_slice(value);
+            }
+            b"event" => self.name = String::from_utf8_lossy(value).into_owned(),
+            _ => {} // comments, ids, reconnection times, and whatever comes later
+        }
+        None
+    }
+
+    fn dispatch(&mut self) -> Option<Event> {
+        let name = mem::take(&mut self.name);
+        let data = mem::take(&mut self.data);
+        mem::take(&mut self.has_data)
+            .then(|| Event { name, data: String::from_utf8_lossy(&data).into_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pieces: &[&[u8]]) -> Vec<(String, String)> {
+        let mut framer = Framer::default();
+        let mut events = Vec::new();
+        for piece in pieces {
+            events.extend(framer.push(piece).unwrap());
+        }
+        events.extend(framer.finish());
+        events.into_iter().map(|event| (event.name, event.data)).collect()
+    }
+
+    #[test]
+    fn a_stream_is_cut_into_events_wherever_its_pieces_part() {
+        let check = |stream: &str, expected: &[(&str, &str)]| {
+            let expected: Vec<_> =
+                expected.iter().map(|(name, data)| ((*name).to_owned(), (*data).to_owned())).collect();
+            let bytes = stream.as_bytes();
+            assert_eq!(read(&[bytes]), expected, "{stream:?} whole");
+            let single: Vec<&[u8]> = bytes.chunks(1).collect();
+            assert_eq!(read(&single), expected, "{stream:?} byte by byte");
+            for at in 0..=bytes.len() {
+                let (head, tail) = bytes.split_at(at);
+                assert_eq!(read(&[head, tail]), expected, "{stream:?} parted at {at}");
+            }
+        };
+        check("data: a\n\ndata: b\n\n", &[("", "a"), ("", "b")]);
+        check("data: a\r\n\r\ndata: b\r\n\r\n", &[("", "a"), ("", "b")]);
+        check("data: a\r\rdata: b\r\r", &[("", "a"), ("", "b")]);
+        check("event: ping\ndata: {}\n\n", &[("ping", "{}")]);
+        check(": a comment\n\ndata:tight\n\n", &[("", "tight")]);
+        check("data: one\ndata: two\n\n", &[("", "one\ntwo")]);
+        check("data\n\n", &[("", "")]);
+        check("event: only a name\n\ndata: x\n\n", &[("", "x")]);
+        check("data:  two spaces\n\n", &[("", " two spaces")]);
+        check("\u{feff}data: after a mark\n\n", &[("", "after a mark")]);
+        check("id: 1\nretry: 10\nodd: x\ndata: x\n\n", &[("", "x")]);
+        check("data: no blank line at the end\n", &[("", "no blank line at the end")]);
+        check("data: not even a line end", &[("", "not even a line end")]);
+        check("data: 日本語\n\n", &[("", "日本語")]);
+        check("", &[]);
+        check("\n\n\n", &[]);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_do_not_stop_the_stream() {
+        assert_eq!(read(&[b"data: a\xffb\n\n"]), [(String::new(), "a\u{fffd}b".to_owned())]);
+    }
+
+    #[test]
+    fn an_endless_event_is_refused() {
+        let piece = vec![b'x'; 1 << 20];
+        for line_end in ["", "\ndata: "] {
+            let mut framer = Framer::default();
+            framer.push(b"data: ").unwrap();
+            let pushed = (0..17).try_for_each(|_| {
+                framer.push(&piece)?;
+                framer.push(line_end.as_bytes()).map(drop)
+            });
+            assert_eq!(pushed, Err(EventTooLong));
+        }
+    }
+}
