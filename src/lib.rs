@@ -65,12 +65,12 @@ pub mod tools {
 
 /// What makes a pod alive.
 pub mod heart {
-    pub mod turn;
-    pub mod reports;
-    pub mod watcher;
     pub mod controller;
-    pub mod server;
     pub mod pod;
+    pub mod reports;
+    pub mod server;
+    pub mod turn;
+    pub mod watcher;
 }
 
 /// What people and spawners call.

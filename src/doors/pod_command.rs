@@ -234,7 +234,9 @@ fn read_overlay(path: &Path) -> Result<String> {
     let mut text = String::new();
     if path == Path::new("-") {
         if std::io::stdin().is_terminal() {
-            return Err(Error::Usage("--overlay - reads JSON from standard input, which is a terminal".into()));
+            return Err(Error::Usage(
+                "--overlay - reads JSON from standard input, which is a terminal".into(),
+            ));
         }
         std::io::stdin().take(OVERLAY_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
     } else {
@@ -258,10 +260,12 @@ mod tests {
                 "foreground" | "help" => None,
                 _ => Some("x"),
             };
-            let given = std::iter::once(format!("--{flag}")).chain(value.map(str::to_owned)).map(OsString::from);
+            let given =
+                std::iter::once(format!("--{flag}")).chain(value.map(str::to_owned)).map(OsString::from);
             assert!(parse(given).is_ok(), "{flag}");
         }
-        for bad in [vec!["--fly"], vec!["--name", "../x"], vec!["--adopt", "1"], vec!["word"], vec!["--name"]] {
+        for bad in [vec!["--fly"], vec!["--name", "../x"], vec!["--adopt", "1"], vec!["word"], vec!["--name"]]
+        {
             assert!(parse(bad.iter().map(OsString::from)).is_err(), "{bad:?}");
         }
     }

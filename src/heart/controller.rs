@@ -13,8 +13,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError};
 
 use crate::heart::turn::{Opening, Worker};
 use crate::heart::watcher;
-use crate::sys::{STACK_BYTES, clock, signal};
 use crate::sys::wait::Cancel;
+use crate::sys::{STACK_BYTES, clock, signal};
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, Heard, Input, NewsKind, State, shutting_down};
 use crate::words::identity::Life;
@@ -214,7 +214,8 @@ impl Controller {
     ) -> Result<(SubscribeReply, u64), WireError> {
         self.show(self.status_event()); // finds out which subscribers are gone
         if self.subscribers.len() >= MAX_SUBSCRIBERS {
-            let reason = format!("{MAX_SUBSCRIBERS} clients watch this pod already; close one, or read its history");
+            let reason =
+                format!("{MAX_SUBSCRIBERS} clients watch this pod already; close one, or read its history");
             return Err(WireError::new(ErrorCode::Busy, reason));
         }
         if !self.in_flight_text.is_empty() {
@@ -228,7 +229,9 @@ impl Controller {
 
     fn on_logged(&mut self, logged: LoggedItem) {
         match &logged.item {
-            Item::TurnStarted { turn, cause } => self.show(StreamEvent::TurnStarted { turn: *turn, cause: *cause }),
+            Item::TurnStarted { turn, cause } => {
+                self.show(StreamEvent::TurnStarted { turn: *turn, cause: *cause })
+            }
             Item::Notification { text } => self.show(StreamEvent::Notification { text: text.clone() }),
             Item::ToolResult { id, ok, text, .. } => {
                 self.show(StreamEvent::ToolResult { id: id.clone(), ok: *ok, text: text.clone() });
@@ -361,7 +364,11 @@ impl Controller {
     /// Starts a turn when something waits that wakes, nobody has paused the pod, and it is allowed to go on.
     fn wake(&mut self) {
         let is_ready = matches!(self.phase, Phase::Idle { paused: None, .. });
-        if !is_ready || !self.context.manifest.wake_on_events || !self.notices.wakes() || self.context.is_ending() {
+        if !is_ready
+            || !self.context.manifest.wake_on_events
+            || !self.notices.wakes()
+            || self.context.is_ending()
+        {
             return;
         }
         if !self.may_go_on_alone() {

@@ -15,13 +15,13 @@ use crossbeam_channel::Receiver;
 use crate::heart::controller::Controller;
 use crate::heart::server;
 use crate::heart::turn::Worker;
+use crate::store::instruction;
 use crate::store::life::{self, HeldLife};
 use crate::store::manifest::{self, Layer, Manifest};
 use crate::store::paths::{Directories, RuntimeDirectory, canonical, canonical_rules};
 use crate::store::registry::Registry;
 use crate::store::scope_lock::{ScopeLock, ScopeView};
 use crate::store::session::{self, Session};
-use crate::store::instruction;
 use crate::sys::signal::{self, EndSignal};
 use crate::sys::{clock, process, socket};
 use crate::tools::context::PodContext;
@@ -72,7 +72,8 @@ pub struct Pod {
 /// With the reason, after entry, folder and socket have been taken back.
 pub fn start(options: StartOptions) -> Result<Pod> {
     let directories = Directories::from_environment()?;
-    let current = std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
+    let current =
+        std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
     let directory = canonical(options.directory.as_deref().unwrap_or(Path::new(".")), &current)?;
     if !directory.is_dir() {
         return Err(Error::told(format!("working directory \"{}\" is no directory", directory.display())));
@@ -122,7 +123,8 @@ fn register(
     options: &StartOptions,
 ) -> Result<(Allocation, Option<Sender>)> {
     let pid = Pid::new(process::own_pid())?;
-    let stat = process::process_stat(pid.get()).ok_or_else(|| Error::told("cannot read /proc/self/stat; is /proc there?"))?;
+    let stat = process::process_stat(pid.get())
+        .ok_or_else(|| Error::told("cannot read /proc/self/stat; is /proc there?"))?;
     let life = life::new_life()?;
     let name = options.name.clone().map_or_else(|| PodName::new("main"), Ok)?;
     let texts = if options.scope.is_empty() { &manifest.scope } else { &options.scope };
@@ -152,7 +154,8 @@ fn register(
             entry
         };
         let spawner = entry.delegated_from.as_ref().and_then(|id| table.get(id));
-        let spawner = spawner.map(|spawner| Sender { pod_id: spawner.pod_id.clone(), life: spawner.life.clone() });
+        let spawner =
+            spawner.map(|spawner| Sender { pod_id: spawner.pod_id.clone(), life: spawner.life.clone() });
         // Held before anyone can see the entry: the table is written after this returns.
         let held = HeldLife::create(lock.runtime(), life)?;
         held.record(&entry)?;
@@ -193,10 +196,10 @@ impl Registered {
             private_dir: folder,
         };
         let provider = Provider::new(&manifest.provider, place)?;
-        let callback = options.callback.clone().map(|socket| Callback {
-            socket,
-            life: spawner.as_ref().map(|spawner| spawner.life.clone()),
-        });
+        let callback = options
+            .callback
+            .clone()
+            .map(|socket| Callback { socket, life: spawner.as_ref().map(|spawner| spawner.life.clone()) });
         let (mailbox, events): (Mailbox, Receiver<Event>) = Mailbox::new();
         let instruction = introduce(&instruction, &entry, &directory, spawner.as_ref());
         let first_request_within = options.adopt.as_ref().map(|_| manifest.limits.launch());
@@ -220,8 +223,14 @@ impl Registered {
         end_on_signals(&context)?;
         let worker = Worker::new(Arc::clone(&context), provider, instruction)?;
         let controller = Controller::new(Arc::clone(&context), events, worker, first_request_within);
-        server::serve(listener, Arc::clone(&context)).map_err(|source| Error::io("start a thread", source))?;
-        log::info!("pod \"{}\" {} started in \"{}\"", context.own.pod_id, context.pid, context.directory.display());
+        server::serve(listener, Arc::clone(&context))
+            .map_err(|source| Error::io("start a thread", source))?;
+        log::info!(
+            "pod \"{}\" {} started in \"{}\"",
+            context.own.pod_id,
+            context.pid,
+            context.directory.display()
+        );
         Ok(Pod { context, controller, task: options.task })
     }
 }
@@ -277,7 +286,10 @@ fn introduce(instruction: &str, entry: &Allocation, directory: &Path, spawner: O
     let rules: Vec<String> = entry.scope_allow.iter().map(|rule| format!("- {rule}\n")).collect();
     let scope = if rules.is_empty() { "- nothing: you may only read\n".to_owned() } else { rules.concat() };
     let origin = match spawner {
-        Some(spawner) => format!("You were spawned by pod \"{}\"; your first message is its task, and it reads your answers.", spawner.pod_id),
+        Some(spawner) => format!(
+            "You were spawned by pod \"{}\"; your first message is its task, and it reads your answers.",
+            spawner.pod_id
+        ),
         None => "You were started by a person, who reads your answers.".to_owned(),
     };
     format!(

@@ -35,7 +35,8 @@ pub fn receive(context: &PodContext, from: Option<&Sender>, event: &PodEvent) ->
         AllocationTable::default()
     });
     if !is_known(context, &table, from) {
-        let reason = format!("pod \"{}\" with that life is not known to \"{}\"", from.pod_id, context.own.pod_id);
+        let reason =
+            format!("pod \"{}\" with that life is not known to \"{}\"", from.pod_id, context.own.pod_id);
         return Err(WireError::new(ErrorCode::UnknownPod, reason));
     }
     let returned = match event {
@@ -66,7 +67,8 @@ fn is_known(context: &PodContext, table: &AllocationTable, from: &Sender) -> boo
 fn ended(context: &PodContext, table: &AllocationTable, life: &Life) -> Result<Option<Vec<String>>> {
     let entry = table.by_life(life).cloned();
     let record = context.registry.end(life)?;
-    let Some(scope) = record.map(|record| record.scope).or_else(|| entry.clone().map(|entry| entry.scope_allow))
+    let Some(scope) =
+        record.map(|record| record.scope).or_else(|| entry.clone().map(|entry| entry.scope_allow))
     else {
         return Ok(None);
     };
@@ -90,18 +92,29 @@ fn ended(context: &PodContext, table: &AllocationTable, life: &Life) -> Result<O
 #[must_use]
 pub fn came_back(table: &AllocationTable, own: &PodId, scope: &[Rule]) -> Vec<String> {
     let Some(effective) = table.effective(own) else { return Vec::new() };
-    let mine = |rule: &&Rule| rule.writes() && effective.allow.iter().any(|allowed| allowed.writes() && allowed.contains(rule));
+    let mine = |rule: &&Rule| {
+        rule.writes() && effective.allow.iter().any(|allowed| allowed.writes() && allowed.contains(rule))
+    };
     let describe = |rule: &Rule| {
         let kept = effective.lent.iter().filter(|loan| loan.rule.overlaps(rule));
-        let kept: Vec<String> = kept.map(|loan| format!("{} is still held by {}", loan.rule.path(), loan.holder)).collect();
+        let kept: Vec<String> =
+            kept.map(|loan| format!("{} is still held by {}", loan.rule.path(), loan.holder)).collect();
         if kept.is_empty() { rule.to_string() } else { format!("{rule} ({})", kept.join(", ")) }
     };
     scope.iter().filter(mine).map(describe).collect()
 }
 
-fn spawned_below(context: &PodContext, table: &AllocationTable, sub_pod: &PodId, sub_socket: &str) -> Result<()> {
-    let held = table.get(sub_pod).filter(|entry| entry.socket == sub_socket && entry.state == AllocationState::Live);
-    let Some(entry) = held.filter(|entry| context.registry.by_life(&entry.life).is_none()) else { return Ok(()) };
+fn spawned_below(
+    context: &PodContext,
+    table: &AllocationTable,
+    sub_pod: &PodId,
+    sub_socket: &str,
+) -> Result<()> {
+    let held =
+        table.get(sub_pod).filter(|entry| entry.socket == sub_socket && entry.state == AllocationState::Live);
+    let Some(entry) = held.filter(|entry| context.registry.by_life(&entry.life).is_none()) else {
+        return Ok(());
+    };
     let record = PodRecord {
         pod_id: entry.pod_id.clone(),
         name: entry.name.clone(),

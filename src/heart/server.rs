@@ -49,7 +49,11 @@ pub fn serve(listener: UnixListener, context: Arc<PodContext>) -> std::io::Resul
             }
         }
     };
-    std::thread::Builder::new().name("accept".into()).stack_size(crate::sys::STACK_BYTES).spawn(run).map(|_| ())
+    std::thread::Builder::new()
+        .name("accept".into())
+        .stack_size(crate::sys::STACK_BYTES)
+        .spawn(run)
+        .map(|_| ())
 }
 
 /// Counts one open connection for as long as it lives.
@@ -76,7 +80,8 @@ fn accept(mut stream: UnixStream, context: &Arc<PodContext>, open: &Arc<AtomicUs
         connection(stream, &context);
         drop(slot);
     };
-    let started = std::thread::Builder::new().name("connection".into()).stack_size(crate::sys::STACK_BYTES).spawn(run);
+    let started =
+        std::thread::Builder::new().name("connection".into()).stack_size(crate::sys::STACK_BYTES).spawn(run);
     if let Err(error) = started {
         log::warn!("cannot serve a connection: {error}"); // its client sees a close and may come again
     }
@@ -105,7 +110,9 @@ fn connection(mut stream: UnixStream, context: &PodContext) {
         }
     };
     match request.and_then(|request| admit(context, request)) {
-        Ok(Request { method: Method::Subscribe { since }, .. }) => stream_events(stream, lines, context, since),
+        Ok(Request { method: Method::Subscribe { since }, .. }) => {
+            stream_events(stream, lines, context, since)
+        }
         Ok(request) => {
             let reply = answer(context, request);
             write_reply(&mut stream, &reply);
@@ -123,7 +130,8 @@ fn write_reply(stream: &mut UnixStream, reply: &Reply) {
 /// The one place that decides whether a request is for this life, and whether its sender may ask it.
 fn admit(context: &PodContext, request: Request) -> Result<Request, WireError> {
     if request.to.as_ref().is_some_and(|life| *life != context.own.life) {
-        let reason = format!("the pod that is meant has ended; \"{}\" here is another one", context.own.pod_id);
+        let reason =
+            format!("the pod that is meant has ended; \"{}\" here is another one", context.own.pod_id);
         return Err(WireError::new(ErrorCode::UnknownPod, reason));
     }
     let Some(from) = &request.from else { return Ok(request) };
@@ -195,7 +203,10 @@ fn answer(context: &PodContext, request: Request) -> Reply {
         Method::Resume => Reply::from(context.mailbox.ask(Event::Resume)),
         Method::Cancel => Reply::from(context.mailbox.ask(Event::Cancel)),
         Method::Shutdown => {
-            log::info!("asked to end by {}", from.map_or("a person".to_owned(), |from| format!("pod {}", from.pod_id)));
+            log::info!(
+                "asked to end by {}",
+                from.map_or("a person".to_owned(), |from| format!("pod {}", from.pod_id))
+            );
             context.mailbox.post(Event::Shutdown);
             Reply::from(Ok::<_, WireError>(Done {}))
         }
@@ -286,7 +297,12 @@ fn write_event(stream: &mut UnixStream, event: &StreamEvent) -> Result<(), Strea
     })
 }
 
-fn replay(stream: &mut UnixStream, context: &PodContext, mut cursor: u64, until: u64) -> Result<(), StreamEnd> {
+fn replay(
+    stream: &mut UnixStream,
+    context: &PodContext,
+    mut cursor: u64,
+    until: u64,
+) -> Result<(), StreamEnd> {
     while cursor < until {
         let page = context.session.page(cursor).map_err(|error| Some(error.to_string()))?;
         let wanted = usize::try_from(until - cursor).unwrap_or(usize::MAX);
@@ -311,11 +327,14 @@ fn follow(
             Ok(event) => write_event(stream, &event)?,
             Err(RecvTimeoutError::Timeout) => {
                 // A client sends nothing more; if the read ends with a close it has gone.
-                if lines.read_line(MAX_LINE_BYTES, Instant::now() + Duration::from_millis(1)) == Line::Closed {
+                if lines.read_line(MAX_LINE_BYTES, Instant::now() + Duration::from_millis(1)) == Line::Closed
+                {
                     return Err(None);
                 }
             }
-            Err(RecvTimeoutError::Disconnected) if context.is_ending() => return Err(Some("the pod is ending".into())),
+            Err(RecvTimeoutError::Disconnected) if context.is_ending() => {
+                return Err(Some("the pod is ending".into()));
+            }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Some(format!(
                     "more than {SUBSCRIBER_QUEUE} events were waiting; subscribe again from the last cursor"

@@ -68,10 +68,13 @@ impl Worker {
             Ok(()) => (TurnResult::Finished, None),
             Err(Halt::Failed(message)) => (TurnResult::Failed, Some(message)),
             Err(Halt::Limit(message)) => (TurnResult::Limit, Some(message)),
-            Err(Halt::Cancelled) if self.context.is_ending() => (TurnResult::Cancelled, Some("the pod is ending".into())),
+            Err(Halt::Cancelled) if self.context.is_ending() => {
+                (TurnResult::Cancelled, Some("the pod is ending".into()))
+            }
             Err(Halt::Cancelled) => (TurnResult::Cancelled, Some("somebody cancelled the turn".into())),
         };
-        if let Err(Halt::Failed(error)) = self.log(Item::TurnEnded { turn, result, message: message.clone() }) {
+        if let Err(Halt::Failed(error)) = self.log(Item::TurnEnded { turn, result, message: message.clone() })
+        {
             log::error!("the end of turn {turn} is not in the history: {error}"); // it is told all the same
         }
         (result, message)
@@ -80,7 +83,9 @@ impl Worker {
     fn begin(&mut self, opening: &Opening) -> Result<(), Halt> {
         self.log(Item::TurnStarted { turn: opening.turn, cause: opening.cause })?;
         for call in open_calls(&self.conversation) {
-            let text = "this call has no result: the pod was interrupted while it ran; look before you repeat it".into();
+            let text =
+                "this call has no result: the pod was interrupted while it ran; look before you repeat it"
+                    .into();
             self.log(Item::ToolResult { id: call.id, name: call.name, ok: false, text })?;
         }
         if let Some(text) = opening.notices.clone() {
@@ -105,16 +110,21 @@ impl Worker {
             self.run_tools(&message, cancel)?;
         }
         let steps = self.context.manifest.limits.steps;
-        Err(Halt::Limit(format!("the turn made {steps} requests to the model (manifest setting \"limits.steps\")")))
+        Err(Halt::Limit(format!(
+            "the turn made {steps} requests to the model (manifest setting \"limits.steps\")"
+        )))
     }
 
     fn judge_end(&self, message: &AssistantMessage) -> Result<(), Halt> {
         match message.stop {
-            Stop::Length => Err(Halt::Limit("the reply was cut: it reached the setting \"provider.max_tokens\"".into())),
+            Stop::Length => {
+                Err(Halt::Limit("the reply was cut: it reached the setting \"provider.max_tokens\"".into()))
+            }
             Stop::Refusal => Err(Halt::Failed("the model, or a filter before it, refused to answer".into())),
             Stop::Done | Stop::ToolUse => {
                 let has_answered = !self.context.session.summary().last_response.is_empty();
-                let after_tools = matches!(self.conversation.iter().rev().nth(1), Some(Item::ToolResult { .. }));
+                let after_tools =
+                    matches!(self.conversation.iter().rev().nth(1), Some(Item::ToolResult { .. }));
                 if has_answered || after_tools {
                     Ok(())
                 } else {
@@ -132,7 +142,8 @@ impl Worker {
             }
             self.context.mailbox.post(Event::Doing("waiting for the model".into()));
             let mailbox = &self.context.mailbox;
-            let mut show = |text: &str| mailbox.post(Event::Show(StreamEvent::TextDelta { text: text.to_owned() }));
+            let mut show =
+                |text: &str| mailbox.post(Event::Show(StreamEvent::TextDelta { text: text.to_owned() }));
             let request = ModelRequest {
                 system: &self.instruction,
                 items: &self.conversation,
@@ -151,11 +162,15 @@ impl Worker {
             self.log(Item::ModelError { message: reason.clone() })?;
             attempt += 1;
             if attempt > self.context.manifest.limits.retries {
-                return Err(Halt::Failed(format!("{reason} (tried {attempt} times, manifest setting \"limits.retries\")")));
+                return Err(Halt::Failed(format!(
+                    "{reason} (tried {attempt} times, manifest setting \"limits.retries\")"
+                )));
             }
             let wait = backoff(attempt, wanted, jitter());
             let wait_seconds = wait.as_secs_f64();
-            self.context.mailbox.post(Event::Doing(format!("trying the model again in {wait_seconds:.1} s: {reason}")));
+            self.context
+                .mailbox
+                .post(Event::Doing(format!("trying the model again in {wait_seconds:.1} s: {reason}")));
             self.context.mailbox.post(Event::Show(StreamEvent::Retry { attempt, wait_seconds, reason }));
             if cancel.sleep(wait) {
                 return Err(Halt::Cancelled);

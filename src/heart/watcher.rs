@@ -24,7 +24,8 @@ pub fn watch(context: &Arc<PodContext>, record: PodRecord) {
     let pod_id = record.pod_id.clone();
     let theirs = Arc::clone(context);
     let run = move || watch_until_end(&theirs, &record);
-    if let Err(error) = std::thread::Builder::new().name(name).stack_size(crate::sys::STACK_BYTES).spawn(run) {
+    if let Err(error) = std::thread::Builder::new().name(name).stack_size(crate::sys::STACK_BYTES).spawn(run)
+    {
         log::error!("nobody watches pod \"{pod_id}\": {error}"); // ListPods shows its end
     }
 }
