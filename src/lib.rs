@@ -55,8 +55,13 @@ pub mod wire {
 /// What the model may do.
 pub mod tools {
     pub mod context;
+    pub mod files;
+    pub mod glob;
+    pub mod input;
     pub mod mailbox;
+    pub mod place;
     pub mod pods;
+    pub mod search;
     pub mod spawn;
     pub mod stop;
     pub mod survey;

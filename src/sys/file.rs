@@ -50,6 +50,36 @@ pub fn open_directory_at(directory: impl AsFd, name: &Path) -> io::Result<OwnedF
     Ok(nix::fcntl::openat(directory, name, flags, Mode::empty())?)
 }
 
+/// Opens `name` in `directory` as a place only: whatever it is, nothing is read, followed or woken by it.
+///
+/// The metadata of the result tells a link, a pipe or a device from a file before anything is opened for real.
+///
+/// # Errors
+/// As openat(2).
+pub fn open_entry_at(directory: impl AsFd, name: &Path) -> io::Result<File> {
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    Ok(nix::fcntl::openat(directory, name, flags, Mode::empty())?.into())
+}
+
+/// Opens the directory above an open directory, as a place only; the root is its own parent.
+///
+/// # Errors
+/// As openat(2).
+pub fn open_parent(directory: impl AsFd) -> io::Result<OwnedFd> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    Ok(nix::fcntl::openat(directory, "..", flags, Mode::empty())?)
+}
+
+/// Where a link points to that `open_entry_at` has opened.
+///
+/// Source: readlinkat(2); an empty name means the descriptor itself, so no name is looked at twice.
+///
+/// # Errors
+/// As readlinkat(2); `ENOENT` when it is no link.
+pub fn link_target(link: &File) -> io::Result<PathBuf> {
+    Ok(nix::fcntl::readlinkat(link, "")?.into())
+}
+
 /// Creates `name` in `directory` with this mode; it must not exist, as a link neither.
 ///
 /// # Errors
@@ -71,6 +101,26 @@ pub fn make_directory_at(directory: impl AsFd, name: &Path, mode: u32) -> io::Re
     }
 }
 
+/// Creates a directory `name` in `directory` and says whether it is new; one that is there already is fine.
+///
+/// # Errors
+/// As mkdirat(2).
+pub fn create_directory_at(directory: impl AsFd, name: &Path) -> io::Result<bool> {
+    match nix::sys::stat::mkdirat(directory, name, Mode::from_bits_truncate(0o777)) {
+        Ok(()) => Ok(true),
+        Err(nix::errno::Errno::EEXIST) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Removes the empty directory `name` in `directory`.
+///
+/// # Errors
+/// As unlinkat(2); `ENOTEMPTY` when something is in it.
+pub fn remove_directory_at(directory: impl AsFd, name: &Path) -> io::Result<()> {
+    Ok(nix::unistd::unlinkat(directory, name, nix::unistd::UnlinkatFlags::RemoveDir)?)
+}
+
 /// Removes the name of a file; a name that is gone already is fine.
 ///
 /// # Errors
@@ -88,6 +138,22 @@ pub fn remove_at(directory: impl AsFd, name: &Path) -> io::Result<()> {
 /// As renameat(2).
 pub fn rename_at(directory: impl AsFd, from: &Path, to: &Path) -> io::Result<()> {
     Ok(nix::fcntl::renameat2(&directory, from, &directory, to, RenameFlags::empty())?)
+}
+
+/// Renames within one directory to a name that must be free.
+///
+/// # Errors
+/// As renameat2(2); `EEXIST` when something has that name.
+pub fn rename_new_at(directory: impl AsFd, from: &Path, to: &Path) -> io::Result<()> {
+    match nix::fcntl::renameat2(&directory, from, &directory, to, RenameFlags::RENAME_NOREPLACE) {
+        Ok(()) => Ok(()),
+        // Not every file system knows the flag; a hard link refuses a taken name everywhere else.
+        Err(nix::errno::Errno::EINVAL) => {
+            link_at(&directory, from, to)?;
+            remove_at(&directory, from)
+        }
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Gives a complete file one more name; fails when the name is taken.
@@ -311,6 +377,24 @@ pub fn is_network_file_system(directory: impl AsFd) -> io::Result<bool> {
     Ok(NETWORK.contains(&magic))
 }
 
+/// The name of the kernel's own file system that holds an open file, `None` for an ordinary one.
+///
+/// Their files are not stored anywhere: reading one may block, consume what it shows, or show the secrets of
+/// a process. Source: statfs(2) for the magic numbers.
+///
+/// # Errors
+/// As fstatfs(2).
+pub fn kernel_file_system(file: impl AsFd) -> io::Result<Option<&'static str>> {
+    Ok(match nix::sys::statfs::fstatfs(file)?.filesystem_type().0 {
+        0x9fa0 => Some("proc"),
+        0x6265_6572 => Some("sysfs"),
+        0x6462_6720 => Some("debugfs"),
+        0x7472_6163 => Some("tracefs"),
+        0x7363_6673 => Some("securityfs"),
+        _ => None,
+    })
+}
+
 /// What a directory entry is, as far as the directory itself tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EntryKind {
@@ -329,9 +413,20 @@ pub enum EntryKind {
 /// # Errors
 /// As getdents(2).
 pub fn entries(directory: OwnedFd) -> io::Result<Vec<(OsString, EntryKind)>> {
+    first_entries(directory, usize::MAX)
+}
+
+/// As `entries`, but at most `count_max` of them, in whatever order the directory gives them first.
+///
+/// # Errors
+/// As getdents(2).
+pub fn first_entries(directory: OwnedFd, count_max: usize) -> io::Result<Vec<(OsString, EntryKind)>> {
     let mut directory = Dir::from_fd(directory)?;
     let mut found = Vec::new();
     for entry in directory.iter() {
+        if found.len() >= count_max {
+            break;
+        }
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if matches!(name, b"." | b"..") {
