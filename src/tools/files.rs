@@ -410,7 +410,7 @@ impl Page {
         let head = self.reader.fill_buf().map_err(cannot)?;
         if head.get(..SNIFF_BYTES.min(head.len())).is_some_and(|head| head.contains(&0)) {
             return Err(Error::told(format!(
-                "{} is a binary file of {} bytes; use Shell to look into it",
+                "{} is a binary file; its {} bytes are left out; use Shell to look into it",
                 found.named(),
                 self.size
             )));

@@ -1,1 +1,3 @@
+//! Whole-program tests: real files, locks, sockets and processes in temporary directories.
 
+mod files;
