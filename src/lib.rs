@@ -55,10 +55,12 @@ pub mod wire {
 /// What the model may do.
 pub mod tools {
     pub mod context;
+    pub mod edit;
     pub mod files;
     pub mod glob;
     pub mod input;
     pub mod mailbox;
+    pub mod page;
     pub mod place;
     pub mod pods;
     pub mod search;
@@ -66,6 +68,7 @@ pub mod tools {
     pub mod stop;
     pub mod survey;
     pub mod toolbox;
+    pub mod walk;
 }
 
 /// What makes a pod alive.

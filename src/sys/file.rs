@@ -423,6 +423,7 @@ pub fn entries(directory: OwnedFd) -> io::Result<Vec<(OsString, EntryKind)>> {
 pub fn first_entries(directory: OwnedFd, count_max: usize) -> io::Result<Vec<(OsString, EntryKind)>> {
     let mut directory = Dir::from_fd(directory)?;
     let mut found = Vec::new();
+    let mut unknown = Vec::new();
     for entry in directory.iter() {
         if found.len() >= count_max {
             break;
@@ -437,9 +438,23 @@ pub fn first_entries(directory: OwnedFd, count_max: usize) -> io::Result<Vec<(Os
             Some(Type::File) => EntryKind::File,
             Some(Type::Symlink) => EntryKind::Link,
             Some(Type::Fifo | Type::Socket | Type::CharacterDevice | Type::BlockDevice) => EntryKind::Other,
-            None => EntryKind::File, // the file system does not say; opening it will
+            None => {
+                unknown.push(found.len()); // not every file system says; asked below
+                EntryKind::Other
+            }
         };
         found.push((OsString::from_vec(name.to_vec()), kind));
+    }
+    for index in unknown {
+        let Some((name, kind)) = found.get_mut(index) else { continue };
+        let Ok(entry) = open_entry_at(&directory, Path::new(name)) else { continue }; // gone meanwhile
+        let file_type = entry.metadata()?.file_type();
+        *kind = match () {
+            () if file_type.is_dir() => EntryKind::Directory,
+            () if file_type.is_file() => EntryKind::File,
+            () if file_type.is_symlink() => EntryKind::Link,
+            () => EntryKind::Other,
+        };
     }
     found.sort();
     Ok(found)
