@@ -57,9 +57,10 @@ pub fn receive(context: &PodContext, from: Option<&Sender>, event: &PodEvent) ->
 /// A pod is known when the registry has that very life, or the lock has it below this pod.
 fn is_known(context: &PodContext, table: &AllocationTable, from: &Sender) -> bool {
     let registered = context.registry.by_life(&from.life).is_some_and(|record| record.pod_id == from.pod_id);
-    let is_me = |above: &&crate::words::allocation::Allocation| above.life == context.own.life;
+    let own = &context.own.life;
     let below = table.by_life(&from.life).filter(|entry| entry.pod_id == from.pod_id);
-    registered || below.is_some_and(|entry| table.ancestors(&entry.pod_id).iter().any(|above| is_me(&above)))
+    registered
+        || below.is_some_and(|entry| table.ancestors(&entry.pod_id).iter().any(|above| above.life == *own))
 }
 
 /// Forgets a pod that has ended and frees what the lock still holds of that very life. `None` when its end was

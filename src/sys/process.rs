@@ -362,7 +362,7 @@ pub fn redirect_errors(file: &File) -> io::Result<()> {
 pub fn start_self(args: &[OsString]) -> io::Result<DetachedSelf> {
     let (output, write_end) = pipe()?;
     #[allow(clippy::disallowed_methods, reason = "the one place that starts processes")]
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = Command::new(own_program().unwrap_or_else(|| "/proc/self/exe".into()));
     let name = std::env::args_os().next().unwrap_or_else(|| "pod".into());
     command.arg0(name).args(args).stdout(Stdio::from(write_end));
     let child = command.spawn()?;

@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::store::registry::{Origin, PodRecord};
@@ -12,10 +13,10 @@ use crate::store::session::Session;
 use crate::store::{life, registry::Registry};
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
+use crate::tools::input;
 use crate::tools::mailbox::{Event, Heard, NewsKind};
 use crate::tools::stop::{self, Manner, Stopped};
 use crate::tools::survey::{self, address_of_record};
-use crate::tools::toolbox::read_input;
 use crate::wire::client;
 use crate::wire::provider::ToolSpec;
 use crate::words::allocation::AllocationTable;
@@ -119,6 +120,11 @@ pub fn specs() -> Vec<ToolSpec> {
             &[],
         ),
     ]
+}
+
+fn read_input<T: DeserializeOwned>(tool: &str, input: Value) -> Result<T> {
+    let schema = specs().into_iter().find(|spec| spec.name == tool).map(|spec| spec.input_schema);
+    input::parse(tool, &schema.unwrap_or_default(), input)
 }
 
 /// A known pod that lives, or the sentence that says which pods there are.

@@ -16,6 +16,7 @@ use crate::store::session;
 use crate::sys::wait::Cancel;
 use crate::sys::{clock, process};
 use crate::tools::context::PodContext;
+use crate::tools::input;
 use crate::tools::mailbox::{Event, Heard};
 use crate::tools::stop::{self, Manner};
 use crate::tools::survey;
@@ -82,7 +83,7 @@ struct Begun<'a> {
 /// # Errors
 /// With the reason, after everything has been undone.
 pub fn run(context: &PodContext, input: Value, cancel: &Cancel) -> Result<Value> {
-    let input: SpawnInput = super::toolbox::read_input("SpawnPod", input)?;
+    let input: SpawnInput = input::parse("SpawnPod", &spec().input_schema, input)?;
     let directory = working_directory(context, input.dir.as_deref())?;
     let overlay = overlay(context, &input);
     let mut begun = reserve(context, &input)?;

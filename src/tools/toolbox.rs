@@ -5,12 +5,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::de::DeserializeOwned;
-use serde_json::Value;
-
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
-use crate::tools::{pods, spawn};
+use crate::tools::place::FileDesk;
+use crate::tools::{files, pods, search, spawn};
 use crate::wire::provider::ToolSpec;
 use crate::words::error::{Error, Result};
 use crate::words::message::ToolCall;
@@ -20,6 +18,7 @@ use crate::words::text::{cut_middle, harmless_line};
 #[derive(Debug)]
 pub struct Toolbox {
     context: Arc<PodContext>,
+    desk: FileDesk,
     specs: Vec<ToolSpec>,
     results_written: u64,
 }
@@ -37,11 +36,18 @@ impl Toolbox {
     /// The tools that this pod's manifest does not deny.
     #[must_use]
     pub fn new(context: Arc<PodContext>) -> Toolbox {
+        let limits = &context.manifest.limits;
         let mut specs = vec![spawn::spec()];
         specs.extend(pods::specs());
+        specs.extend(files::specs(limits));
+        specs.extend(search::specs());
         let denied = &context.manifest.tools.deny;
         specs.retain(|spec| !denied.iter().any(|name| name == spec.name));
-        Toolbox { context, specs, results_written: 0 }
+        let shown = context.session.results().canonicalize().into_iter().collect();
+        let protect_git = context.manifest.protect_git;
+        let desk =
+            FileDesk::new(context.directory.clone(), context.hidden(), shown, protect_git, limits.clone());
+        Toolbox { context, desk, specs, results_written: 0 }
     }
 
     /// The tools as the model is told about them.
@@ -69,6 +75,8 @@ impl Toolbox {
     fn dispatch(&mut self, call: &ToolCall, cancel: &Cancel) -> Result<String> {
         let context = &*self.context;
         let input = call.input.clone();
+        // The scope is looked at anew by each call: it grows when a pod ends, and shrinks by SpawnPod only.
+        let scope = || context.view.effective();
         let answer = match call.name.as_str() {
             "SpawnPod" => spawn::run(context, input, cancel)?,
             "SendToPod" => pods::send(context, input)?,
@@ -76,6 +84,11 @@ impl Toolbox {
             "StopPod" => pods::stop_pod(context, input, cancel)?,
             "ListPods" => pods::list(context, input)?,
             "WaitPods" => pods::wait(context, input, cancel)?,
+            "ReadFile" => return self.desk.read_file(&scope()?, input, cancel),
+            "WriteFile" => return self.desk.write_file(&scope()?, input, cancel),
+            "EditFile" => return self.desk.edit_file(&scope()?, input, cancel),
+            "ListFiles" => return self.desk.list_files(&scope()?, input, cancel),
+            "SearchFiles" => return self.desk.search_files(&scope()?, input, cancel),
             other => return Err(Error::told(format!("tool \"{other}\" cannot run"))),
         };
         Ok(answer.to_string())
@@ -102,18 +115,4 @@ fn write_result(path: &Path, text: &str) -> std::io::Result<()> {
     let name = path.file_name().map(Path::new).unwrap_or(Path::new("result"));
     crate::sys::file::remove_at(&directory, name)?;
     crate::sys::file::write_complete(&directory, name, text.as_bytes(), 0o600)
-}
-
-/// Reads a tool's input; a fault is a sentence that names the tool and the field.
-///
-/// # Errors
-/// When the input is no object of the expected fields.
-pub fn read_input<T: DeserializeOwned>(tool: &str, input: Value) -> Result<T> {
-    let input = if input.is_null() { Value::Object(Default::default()) } else { input };
-    if !input.is_object() {
-        return Err(Error::told(format!("the input of {tool} must be a JSON object")));
-    }
-    serde_json::from_value(input).map_err(|error| {
-        Error::told(format!("the input of {tool} is not valid: {}", harmless_line(&error.to_string())))
-    })
 }

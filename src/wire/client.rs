@@ -2,6 +2,7 @@
 //!
 //! Any thread but the controller's may call it; every step has a deadline.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -144,11 +145,15 @@ fn read_reply(address: &Address, lines: &mut LineReader, deadline: Instant) -> R
 }
 
 fn connect_reason(error: &std::io::Error) -> String {
-    match error.kind() {
-        std::io::ErrorKind::NotFound => "it has no socket, so it does not run".into(),
-        std::io::ErrorKind::ConnectionRefused => "nobody listens on its socket, so it does not run".into(),
-        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => "it accepts no connection".into(),
-        _ => format!("its socket cannot be reached ({error})"),
+    let kind = error.kind();
+    if kind == ErrorKind::NotFound {
+        "it has no socket, so it does not run".into()
+    } else if kind == ErrorKind::ConnectionRefused {
+        "nobody listens on its socket, so it does not run".into()
+    } else if kind == ErrorKind::WouldBlock || kind == ErrorKind::TimedOut {
+        "it accepts no connection".into()
+    } else {
+        format!("its socket cannot be reached ({error})")
     }
 }
 
