@@ -1,0 +1,123 @@
+//! The floors hold: a module uses only what lies below it, and only `sys` names the system's own crates.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const FLOORS: [&str; 7] = ["words", "sys", "store", "wire", "tools", "heart", "doors"];
+
+fn sources(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn floor_of(path: &Path) -> Option<usize> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let first = path.strip_prefix(src).unwrap().iter().next()?.to_str()?.to_owned();
+    FLOORS.iter().position(|floor| *floor == first)
+}
+
+/// The code of a file without its comments and without the tests at its foot.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    let above = text.split("#[cfg(test)]").next().unwrap_or_default();
+    above.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+fn modules() -> Vec<(PathBuf, usize)> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let files: Vec<_> =
+        sources(&src).into_iter().filter_map(|path| Some((path.clone(), floor_of(&path)?))).collect();
+    assert!(files.len() > 30, "the test must see the sources");
+    files
+}
+
+#[test]
+fn arrows_point_downward() {
+    for (path, floor) in modules() {
+        let text = code(&path);
+        for (at, _) in text.match_indices("crate::") {
+            let used: String =
+                text[at + 7..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let Some(below) = FLOORS.iter().position(|known| *known == used) else {
+                panic!("{}: crate::{used} is no floor", path.display());
+            };
+            assert!(below <= floor, "{} uses the floor {used} above it", path.display());
+        }
+    }
+}
+
+#[test]
+fn only_the_system_floor_names_the_systems_crates() {
+    for (path, floor) in modules() {
+        let text = code(&path).replace("unix::", "");
+        for name in ["nix::", "signal_hook", "process::Command", "unsafe "] {
+            assert!(FLOORS[floor] == "sys" || !text.contains(name), "{} names {name}", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_words_are_pure() {
+    for (path, floor) in modules() {
+        if FLOORS[floor] != "words" {
+            continue;
+        }
+        let text = code(&path);
+        for name in
+            ["std::fs", "std::env", "std::thread", "std::net", "std::os", "SystemTime", "Instant", "log::"]
+        {
+            assert!(!text.contains(name), "{} names {name}", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_floor_plan_declares_every_module() {
+    let plan = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
+    let mut last = 0;
+    for floor in FLOORS {
+        let at = plan.find(&format!("pub mod {floor} {{")).unwrap_or_else(|| panic!("no floor {floor}"));
+        assert!(at > last, "{floor} stands above what it lies on");
+        last = at;
+    }
+    for (path, _) in modules() {
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let is_nested = path.parent().unwrap().ends_with("provider");
+        assert!(is_nested || plan.contains(&format!("pub mod {name};")), "{name} is not in the floor plan");
+    }
+}
+
+#[test]
+fn the_default_build_has_eight_direct_dependencies_and_at_most_thirty_crates() {
+    let manifest = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml")).unwrap();
+    let section = manifest.split("\n[dependencies]\n").nth(1).unwrap().split("\n[").next().unwrap();
+    let is_optional = |line: &&str| !line.contains("optional = true");
+    let mut names: Vec<&str> = section
+        .lines()
+        .filter(|line| line.contains(" = "))
+        .filter(is_optional)
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    names.sort_unstable();
+    let expected =
+        ["crossbeam-channel", "env_logger", "lexopt", "log", "nix", "serde", "serde_json", "signal-hook"];
+    assert_eq!(names, expected);
+    let tree = insomnia::sys::process::Program::new(
+        env!("CARGO"),
+        ["tree", "--edges", "normal,build", "--prefix", "none", "--no-dedupe", "--offline"],
+    );
+    let ran = crate::world::ran(tree.directory(Path::new(env!("CARGO_MANIFEST_DIR"))));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let mut crates: Vec<&str> = ran.stdout.lines().filter_map(|line| line.split(' ').next()).collect();
+    crates.sort_unstable();
+    crates.dedup();
+    assert!(crates.len() > 8 && crates.len() <= 30, "{} crates: {crates:?}", crates.len());
+}

@@ -1,0 +1,29 @@
+//! Starting and ending one pod: the launch contract, the ready line, and what is left afterwards.
+
+use serde_json::{Value, json};
+
+use crate::world::{World, lives, wait_until};
+
+#[test]
+fn a_pod_says_that_it_is_ready_and_answers() {
+    let world = World::with_script(json!({ "main": [{ "text": "hello" }] }));
+    let ready = world.start(&["--name", "main"]);
+    assert_eq!(ready["pod_id"], "main");
+    assert_eq!(world.status("main")["status"], "idle");
+    assert_eq!(world.turn("main", "hi")["result"], "finished");
+    assert_eq!(world.ok("main", "read_output", Value::Null)["text"], "hello");
+}
+
+#[test]
+fn u12_sigterm_ends_an_idle_pod_and_leaves_nothing() {
+    for signal in ["TERM", "INT"] {
+        let world = World::with_script(json!({}));
+        world.start(&["--scope", ".:write"]);
+        let pid = world.pid("main");
+        world.signal("main", signal);
+        wait_until("the pod is gone", || !lives(pid));
+        assert_eq!(world.entry("main"), None);
+        assert!(!world.socket("main").exists() && !world.runtime().join("main").exists());
+        assert_eq!(std::fs::read_dir(world.runtime().join("life")).unwrap().count(), 0);
+    }
+}
