@@ -83,5 +83,14 @@ pub mod heart {
 
 /// What people and spawners call.
 pub mod doors {
+    pub mod cli;
+    pub mod commands;
+    pub mod demo;
+    pub mod find;
+    pub mod follow;
     pub mod pod_command;
+    pub mod run;
+    pub mod scope;
+    pub mod talk;
+    pub mod terminal;
 }

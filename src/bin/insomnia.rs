@@ -1,3 +1,5 @@
 //! The person's command. Everything is in the library.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    insomnia::doors::cli::main()
+}

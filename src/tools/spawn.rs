@@ -21,7 +21,7 @@ use crate::tools::mailbox::{Event, Heard};
 use crate::tools::stop::{self, Manner};
 use crate::tools::survey;
 use crate::wire::client;
-use crate::wire::launch::{self, Ready};
+use crate::wire::launch::{self, Launch, Ready};
 use crate::wire::provider::ToolSpec;
 use crate::words::allocation::{Allocation, AllocationState};
 use crate::words::error::{Error, Result};
@@ -209,7 +209,11 @@ impl Begun<'_> {
         ];
         let args: Vec<String> = args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
         let command = launch::pod_command(&self.context.manifest.pod_command);
-        launch::launch(&command, &args, directory, overlay, cancel, self.context.manifest.limits.launch())
+        let limit = self.context.manifest.limits.launch();
+        launch::launch(
+            Launch { command: &command, args: &args, directory, overlay, variables: &[], limit },
+            cancel,
+        )
     }
 
     /// The child is what the lock says it is, not what it says itself.

@@ -45,22 +45,34 @@ pub fn pod_command(from_manifest: &[String]) -> Vec<String> {
     vec![beside.map_or_else(|| "pod".to_owned(), |path| path.to_string_lossy().into_owned())]
 }
 
-/// Starts a pod with `command` and `args` in `directory`, giving it `overlay` on its standard input.
+/// What a pod is launched with.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch<'a> {
+    /// The pod command, a program and its first arguments.
+    pub command: &'a [String],
+    /// The arguments of this pod.
+    pub args: &'a [String],
+    /// The directory in which the command runs.
+    pub directory: &'a Path,
+    /// Settings over the manifests, given on standard input.
+    pub overlay: &'a str,
+    /// Variables besides those of this process.
+    pub variables: &'a [(&'a str, &'a Path)],
+    /// How long it may take.
+    pub limit: Duration,
+}
+
+/// Starts a pod.
 ///
 /// # Errors
 /// `Error::Cancelled`, or a sentence with the reason in the pod's own words: it could not be started, it said
 /// why it will not run, or it was not ready within `limit`.
-pub fn launch(
-    command: &[String],
-    args: &[String],
-    directory: &Path,
-    overlay: &str,
-    cancel: &Cancel,
-    limit: Duration,
-) -> Result<Ready> {
+pub fn launch(wanted: Launch<'_>, cancel: &Cancel) -> Result<Ready> {
+    let Launch { command, args, directory, overlay, variables, limit } = wanted;
     let (program, first) = command.split_first().ok_or_else(|| Error::told("the pod command is empty"))?;
     let deadline = Instant::now() + limit;
     let started = Program::new(program, first.iter().chain(args)).directory(directory).input(overlay);
+    let started = variables.iter().fold(started, |started, (name, value)| started.env(name, value));
     let mut running = started.start(ErrorOutput::Separate).map_err(|error| {
         let what = if error.kind() == io::ErrorKind::NotFound && directory.is_dir() {
             "there is no such program; set INSOMNIA_POD_COMMAND or \"pod_command\" in your manifest"

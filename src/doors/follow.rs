@@ -1,0 +1,135 @@
+//! Showing a pod's events as they come, in plain lines or as JSON.
+
+use crate::doors::terminal::{answer, talk, talk_line};
+use crate::words::message::{Item, TurnResult};
+use crate::words::protocol::StreamEvent;
+use crate::words::text::{cut_end, harmless, harmless_line};
+
+/// Tool arguments and results are cut at this length on a line.
+const LINE_BYTES_MAX: usize = 200;
+
+/// Where the model's text goes while it streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// Events as JSON lines on standard output.
+    Json,
+    /// Text on standard output, the rest on standard error.
+    Text,
+    /// Everything on standard error; the caller prints the answer.
+    Talk,
+    /// Nothing.
+    Quiet,
+}
+
+/// Shows events in one style, and remembers where the last line stands.
+#[derive(Debug)]
+pub struct Follower {
+    style: Style,
+    in_line: bool,
+    /// The text of the model's last reply that had any.
+    pub last_text: String,
+    /// How the last turn ended, and why.
+    pub last_result: Option<(TurnResult, Option<String>)>,
+}
+
+impl Follower {
+    /// A follower of this style.
+    #[must_use]
+    pub fn new(style: Style) -> Follower {
+        Follower { style, in_line: false, last_text: String::new(), last_result: None }
+    }
+
+    /// Shows one event.
+    pub fn show(&mut self, event: &StreamEvent) {
+        self.remember(event);
+        match self.style {
+            Style::Json => answer(&event.to_line()),
+            Style::Text | Style::Talk => self.show_plainly(event),
+            Style::Quiet => {}
+        }
+    }
+
+    fn remember(&mut self, event: &StreamEvent) {
+        match event {
+            StreamEvent::Item(logged) => {
+                if let Item::Assistant(message) = &logged.item {
+                    if !message.text.is_empty() {
+                        self.last_text.clone_from(&message.text);
+                    }
+                }
+            }
+            StreamEvent::TurnStarted { .. } => self.last_text.clear(),
+            StreamEvent::TurnEnded { result, message, .. } => {
+                self.last_result = Some((*result, message.clone()))
+            }
+            StreamEvent::TextDelta { .. }
+            | StreamEvent::ToolCall { .. }
+            | StreamEvent::ToolResult { .. }
+            | StreamEvent::Notification { .. }
+            | StreamEvent::Retry { .. }
+            | StreamEvent::Status { .. }
+            | StreamEvent::Dropped { .. } => {}
+        }
+    }
+
+    fn show_plainly(&mut self, event: &StreamEvent) {
+        match event {
+            StreamEvent::TurnStarted { turn, cause } => {
+                let cause = format!("{cause:?}").to_lowercase();
+                self.line(&format!("-- turn {turn} ({cause})"));
+            }
+            StreamEvent::TextDelta { text } => self.text(text),
+            StreamEvent::ToolCall { name, input, .. } => {
+                self.line(&format!("-> {} {}", name, cut_end(&input.to_string(), LINE_BYTES_MAX)));
+            }
+            StreamEvent::ToolResult { ok, text, .. } => {
+                let mark = if *ok { "<-" } else { "<- refused:" };
+                self.line(&format!("{mark} {}", cut_end(&harmless_line(text), LINE_BYTES_MAX)));
+            }
+            StreamEvent::Notification { text } => {
+                for line in text.lines().filter(|line| line.starts_with("- ")) {
+                    self.line(&format!("** {}", line.trim_start_matches("- ")));
+                }
+            }
+            StreamEvent::Retry { attempt, wait_seconds, reason } => {
+                self.line(&format!("-- attempt {attempt} failed, again in {wait_seconds:.1} s: {reason}"));
+            }
+            StreamEvent::TurnEnded { turn, result, message } => {
+                let result = format!("{result:?}").to_lowercase();
+                let why = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+                self.line(&format!("-- turn {turn} {result}{why}"));
+            }
+            StreamEvent::Dropped { reason } => self.line(&format!("-- the stream ended: {reason}")),
+            StreamEvent::Status { .. } | StreamEvent::Item(_) => {}
+        }
+    }
+
+    fn text(&mut self, text: &str) {
+        let shown = harmless(text);
+        if self.style == Style::Text {
+            answer(&shown)
+        } else {
+            talk(&shown)
+        }
+        self.in_line = !shown.ends_with('\n');
+    }
+
+    /// Ends a line of streaming text, so that what follows begins a new one.
+    pub fn end_line(&mut self) {
+        if std::mem::take(&mut self.in_line) {
+            if self.style == Style::Text { answer("\n") } else { talk("\n") }
+        }
+    }
+
+    fn line(&mut self, text: &str) {
+        self.end_line();
+        talk_line(text);
+    }
+
+    /// Says something that is no event, unless nothing is to be said.
+    pub fn say(&mut self, text: &str) {
+        if self.style != Style::Quiet {
+            self.line(text);
+        }
+    }
+}

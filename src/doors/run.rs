@@ -1,0 +1,329 @@
+//! `insomnia run`: a root pod here, followed until its whole tree is quiet, then ended.
+
+use std::io::{BufRead, IsTerminal};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::doors::commands::Given;
+use crate::doors::find::Machine;
+use crate::doors::follow::{Follower, Style};
+use crate::doors::terminal::{answer_line, answers_to_a_person, talk, talk_line};
+use crate::store::manifest::{self, Layer, Source};
+use crate::store::paths::canonical;
+use crate::sys::signal::{self, EndSignal};
+use crate::sys::wait::Cancel;
+use crate::tools::stop::{self, Manner};
+use crate::tools::survey;
+use crate::wire::client::{self, Address, Next, Subscription};
+use crate::wire::launch::{self, Launch, Ready};
+use crate::words::error::{Error, Result};
+use crate::words::message::TurnResult;
+use crate::words::protocol::{CancelReply, Method, RunReply, Status, StatusReply};
+use crate::words::text::harmless;
+
+/// How often the tree is looked at while nothing comes from its root.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// What a lost terminal and Ctrl-C have asked for, counted by the signal thread.
+#[derive(Debug, Clone, Default)]
+struct Interrupts {
+    presses: Arc<AtomicUsize>,
+    hang_ups: Arc<AtomicUsize>,
+}
+
+impl Interrupts {
+    fn listen() -> Result<Interrupts> {
+        let interrupts = Interrupts::default();
+        let theirs = interrupts.clone();
+        let count = move |signal| {
+            let counter = match signal {
+                EndSignal::Interrupt | EndSignal::Terminate => &theirs.presses,
+                EndSignal::HangUp => &theirs.hang_ups,
+            };
+            counter.fetch_add(1, Ordering::SeqCst);
+        };
+        signal::on_end_signals(count).map_err(|source| Error::io("listen for signals", source))?;
+        Ok(interrupts)
+    }
+}
+
+/// A root pod that a person follows.
+struct Followed<'a> {
+    machine: &'a Machine,
+    root: Address,
+    pod_id: String,
+    events: Subscription,
+    follower: Follower,
+    interrupts: Interrupts,
+    presses_seen: usize,
+    waiting_for: String,
+}
+
+/// Why following ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Over {
+    /// Every pod of the tree is quiet.
+    Quiet,
+    /// Ctrl-C came twice.
+    Interrupted,
+    /// The terminal is gone.
+    HungUp,
+    /// The root pod has ended.
+    Ended,
+}
+
+/// Runs the command. The answer is whether the root's last turn finished.
+///
+/// # Errors
+/// When the pod cannot be started or reached.
+pub fn run(machine: &Machine, given: &Given) -> Result<bool> {
+    let ready = launch_root(machine, given)?;
+    let pod_id = ready.pod_id.to_string();
+    let root = Address { pod: pod_id.clone(), socket: ready.socket.clone(), life: None };
+    let task = given.words.first();
+    if given.has("detach") {
+        if let Some(task) = task {
+            client::ask::<RunReply>(&root, None, Method::Run { input: task.clone() })?;
+        }
+        answer_line(&json!(ready).to_string());
+        return Ok(true);
+    }
+    let style = match (given.has("json"), given.has("quiet"), answers_to_a_person()) {
+        (true, _, _) => Style::Json,
+        (false, true, _) => Style::Quiet,
+        (false, false, true) => Style::Text,
+        (false, false, false) => Style::Talk,
+    };
+    let mut followed = Followed {
+        machine,
+        events: client::subscribe(&root, None)?,
+        root,
+        pod_id,
+        follower: Follower::new(style),
+        interrupts: Interrupts::listen()?,
+        presses_seen: 0,
+        waiting_for: String::new(),
+    };
+    followed.follower.say(&format!("-- pod {} (pid {}) in {}", followed.pod_id, ready.pid, place(given)));
+    let over = match task {
+        Some(task) => followed.one_task(task)?,
+        None => followed.lines_from_input()?,
+    };
+    followed.follower.end_line();
+    if matches!(style, Style::Talk | Style::Quiet) && !followed.follower.last_text.is_empty() {
+        answer_line(&harmless(&followed.follower.last_text));
+    }
+    match over {
+        Over::HungUp => {}
+        Over::Quiet | Over::Interrupted if given.has("keep") => {
+            followed.follower.say(&format!(
+                "-- pod {} lives on; \"insomnia stop {} --tree\" ends it",
+                followed.pod_id, followed.pod_id
+            ));
+        }
+        Over::Quiet | Over::Interrupted => followed.stop_tree()?,
+        Over::Ended => followed.follower.say("-- the pod has ended"),
+    }
+    Ok(matches!(followed.follower.last_result, Some((TurnResult::Finished, _)) | None) && over == Over::Quiet)
+}
+
+fn place(given: &Given) -> String {
+    given.value("dir").unwrap_or(".").to_owned()
+}
+
+fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {
+    let current =
+        std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
+    let directory = canonical(Path::new(given.value("dir").unwrap_or(".")), &current)?;
+    if !directory.is_dir() {
+        return Err(Error::told(format!("working directory \"{}\" is no directory", directory.display())));
+    }
+    let mut overlay = json!({});
+    let mut set = |pointer: [&str; 2], value: Value| {
+        let [outer, inner] = pointer;
+        let place = overlay.as_object_mut().map(|object| object.entry(outer).or_insert_with(|| json!({})));
+        match place {
+            Some(place) if inner.is_empty() => *place = value,
+            Some(Value::Object(place)) => drop(place.insert(inner.to_owned(), value)),
+            Some(_) | None => {}
+        }
+    };
+    for (flag, pointer) in [
+        ("model", ["provider", "model"]),
+        ("provider", ["provider", "kind"]),
+        ("instruction", ["instruction", ""]),
+    ] {
+        if let Some(value) = given.value(flag) {
+            set(pointer, json!(value));
+        }
+    }
+    let mut layers = Vec::new();
+    if let Some(path) = given.value("manifest") {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| Error::io(format!("read manifest \"{path}\""), source))?;
+        layers.push(Layer::parse(&text, Source::Overlay, path, &current)?);
+    }
+    layers.push(Layer::overlay(&overlay, "command line")?);
+    let settings = manifest::gather(&machine.directories.config, &directory, layers)?;
+
+    let text = directory.to_string_lossy().into_owned();
+    let mut args = vec!["--name".to_owned(), given.value("name").unwrap_or("main").to_owned()];
+    args.extend(["--dir".to_owned(), text.clone(), "--overlay".to_owned(), "-".to_owned()]);
+    args.extend(
+        given
+            .value("manifest")
+            .into_iter()
+            .flat_map(|path| ["--manifest".to_owned(), current.join(path).to_string_lossy().into_owned()]),
+    );
+    let mut rules: Vec<String> = given.values("scope").map(str::to_owned).collect();
+    if given.has("read-only") {
+        if !rules.is_empty() {
+            return Err(Error::Usage("--read-only and --scope contradict each other".into()));
+        }
+        if let Some(object) = overlay.as_object_mut() {
+            object.insert("scope".into(), json!([]));
+        }
+    } else if rules.is_empty() && settings.scope.is_empty() {
+        rules.push(format!("{text}:write:recursive"));
+    }
+    args.extend(rules.into_iter().flat_map(|rule| ["--scope".to_owned(), rule]));
+    let cancel = Cancel::new().map_err(|source| Error::io("make an event descriptor", source))?;
+    let command = launch::pod_command(&settings.pod_command);
+    let (overlay, limit) = (overlay.to_string(), settings.limits.launch());
+    let wanted = Launch {
+        command: &command,
+        args: &args,
+        directory: &current,
+        overlay: &overlay,
+        variables: &[],
+        limit,
+    };
+    launch::launch(wanted, &cancel).map_err(|error| {
+        let text = error.to_string();
+        if text.contains("is held by pod") {
+            return Error::told(format!("{text}; or start with --read-only"));
+        }
+        error
+    })
+}
+
+impl Followed<'_> {
+    fn one_task(&mut self, task: &str) -> Result<Over> {
+        client::ask::<RunReply>(&self.root, None, Method::Run { input: task.to_owned() })?;
+        self.follow()
+    }
+
+    /// Each line is a task; the next one is read when the tree is quiet.
+    fn lines_from_input(&mut self) -> Result<Over> {
+        let input = std::io::stdin();
+        let mut lines = input.lock().lines();
+        loop {
+            if input.is_terminal() {
+                self.follower.end_line();
+                talk("> ");
+            }
+            let Some(line) = lines.next() else { return Ok(Over::Quiet) };
+            let line = line.map_err(|source| Error::io("read a line from standard input", source))?;
+            if line.trim().is_empty() {
+                continue;
+            }
+            let over = self.one_task(&line)?;
+            if over != Over::Quiet {
+                return Ok(over);
+            }
+        }
+    }
+
+    /// Shows events until the tree is quiet, which two looks in a row must say: a report may be on its way
+    /// from a pod that is quiet already to one that is about to wake.
+    fn follow(&mut self) -> Result<Over> {
+        let mut quiet_before: Option<Vec<(String, u64)>> = None;
+        loop {
+            match self.events.next(Instant::now() + LOOK_AGAIN)? {
+                Next::Event(event) => {
+                    self.follower.show(&event);
+                    continue;
+                }
+                Next::Over => return Ok(Over::Ended),
+                Next::Nothing => {}
+            }
+            if let Some(over) = self.look_at_signals()? {
+                return Ok(over);
+            }
+            let quiet = self.look_at_tree()?;
+            if quiet.is_some() && quiet == quiet_before {
+                return Ok(Over::Quiet);
+            }
+            quiet_before = quiet;
+        }
+    }
+
+    fn look_at_signals(&mut self) -> Result<Option<Over>> {
+        if self.interrupts.hang_ups.load(Ordering::SeqCst) > 0 {
+            return Ok(Some(Over::HungUp));
+        }
+        let presses = self.interrupts.presses.load(Ordering::SeqCst);
+        if presses == self.presses_seen {
+            return Ok(None);
+        }
+        if presses > 1 {
+            return Ok(Some(Over::Interrupted));
+        }
+        self.presses_seen = presses;
+        let reply: CancelReply = client::ask(&self.root, None, Method::Cancel)?;
+        let said = if reply.cancelled { "cancelling the turn" } else { "no turn is running" };
+        self.follower.say(&format!("-- {said}; Ctrl-C again ends pod {} and all below it", self.pod_id));
+        Ok(None)
+    }
+
+    /// The pods of the tree with their turns when all are quiet; otherwise says whom it waits for.
+    fn look_at_tree(&mut self) -> Result<Option<Vec<(String, u64)>>> {
+        let table = self.machine.lock.read()?;
+        let Some(root) = self.machine.living(&self.pod_id).ok() else { return Ok(Some(Vec::new())) };
+        let entries: Vec<_> = [&root].into_iter().chain(table.subtree(&root.pod_id)).collect();
+        let addresses: Vec<_> = entries.iter().map(|entry| survey::address_of(entry)).collect();
+        let answers = survey::ask_all(&addresses, None);
+        let is_quiet =
+            |status: &StatusReply| status.status != Status::Running && status.events_in_flight == 0;
+        let busy: Vec<String> = entries
+            .iter()
+            .zip(&answers)
+            .filter(|(_, answer)| !answer.as_ref().is_some_and(is_quiet))
+            .map(|(entry, answer)| {
+                let detail = answer.as_ref().map_or("does not answer", |answer| answer.detail.as_str());
+                format!("{} ({detail})", entry.pod_id)
+            })
+            .collect();
+        let others: Vec<&String> =
+            busy.iter().filter(|line| !line.starts_with(&format!("{} ", self.pod_id))).collect();
+        if busy.len() == others.len() && !others.is_empty() {
+            let waiting_for = others.iter().map(|line| line.as_str()).collect::<Vec<_>>().join(", ");
+            if waiting_for != self.waiting_for {
+                self.follower.say(&format!("-- waiting for {waiting_for}"));
+                self.waiting_for = waiting_for;
+            }
+        }
+        let turns = entries
+            .iter()
+            .zip(answers)
+            .map(|(entry, answer)| (entry.pod_id.to_string(), answer.map_or(0, |a| a.turn)));
+        Ok(busy.is_empty().then(|| turns.collect()))
+    }
+
+    fn stop_tree(&mut self) -> Result<()> {
+        let Ok(root) = self.machine.living(&self.pod_id) else { return Ok(()) };
+        let cancel = Cancel::new().map_err(|source| Error::io("make an event descriptor", source))?;
+        let limit = crate::words::limits::Limits::default().stop();
+        let manner = Manner { from: None, limit, ask: true, cancel: &cancel };
+        for outcome in stop::stop_tree(&self.machine.lock, &root, manner) {
+            if let Err((pod_id, error)) = outcome {
+                talk_line(&format!("pod \"{pod_id}\" lives on: {error}"));
+            }
+        }
+        Ok(())
+    }
+}
