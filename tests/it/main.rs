@@ -12,4 +12,5 @@
 mod architecture;
 mod files;
 mod launch;
+mod providers;
 mod world;

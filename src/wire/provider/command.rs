@@ -83,7 +83,7 @@ impl CommandModel {
                 Ok(Output::End) => break,
                 Ok(Output::Cancelled) => return Err(Failure::Cancelled),
                 Ok(Output::TimedOut) => {
-                    let reason = format!("the model program said nothing for {} s", patience.as_secs());
+                    let reason = format!("the model program said nothing for {} s", patience.as_secs_f64());
                     return Err(Failure::Retry { reason, wait: None });
                 }
                 Err(error) => return Err(failed(error)),

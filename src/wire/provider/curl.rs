@@ -222,10 +222,10 @@ impl Exchange {
             Ok(Output::TimedOut) if Instant::now() >= self.end => Err(retry(format!(
                 "the answer of {} was not complete after {} s",
                 self.host,
-                self.patience.total.as_secs()
+                self.patience.total.as_secs_f64()
             ))),
             Ok(Output::TimedOut) => {
-                Err(retry(format!("{} sent nothing for {} s", self.host, patience.as_secs())))
+                Err(retry(format!("{} sent nothing for {} s", self.host, patience.as_secs_f64())))
             }
             Err(error) => Err(retry(format!("cannot read what curl prints: {error}"))),
         }
@@ -316,6 +316,7 @@ fn curl_failure(code: Option<i32>, said: &str, host: &str, connect: Duration) ->
     let Some(code) = code else { return again("curl was ended by a signal".to_owned()) };
     let refused_by_proxy = [" 407", " 403"].iter().any(|status| said.contains(status));
     match code {
+        1 if said.contains("HTTP/0.9") => fail(format!("{host} does not answer in HTTP; check \"base_url\"")),
         1 | 3 => fail(format!("the address of {host} is not one that curl understands; check \"base_url\"")),
         2 => fail("curl cannot do what is needed; install version 7.54 or newer".to_owned()),
         5 => again("cannot find the proxy: check HTTPS_PROXY and the network".to_owned()),
@@ -323,7 +324,7 @@ fn curl_failure(code: Option<i32>, said: &str, host: &str, connect: Duration) ->
         7 => again(format!("{host} refuses the connection: is the server running?")),
         18 | 52 | 55 | 92 | 95 => again(format!("the connection to {host} was dropped")),
         26 => fail("curl cannot read the request's body".to_owned()),
-        28 => again(format!("no connection to {host} within {} s", connect.as_secs())),
+        28 => again(format!("no connection to {host} within {} s", connect.as_secs_f64())),
         35 => again(format!("{host} and curl do not agree on TLS")),
         51 | 60 => fail(format!(
             "the certificate of {host} is not trusted; name the right CA bundle in CURL_CA_BUNDLE"
@@ -522,6 +523,7 @@ mod tests {
         };
         check(Some(6), "curl: (6) Could not resolve host: h", false, "cannot find the host h:1");
         check(Some(7), "curl: (7) Failed to connect", false, "h:1 refuses the connection");
+        check(Some(1), "curl: (1) Received HTTP/0.9 when not allowed", true, "does not answer in HTTP");
         check(Some(3), "", true, "check \"base_url\" (no further words)");
         check(Some(28), "", false, "no connection to h:1 within 30 s");
         check(Some(35), "", false, "TLS");
@@ -533,6 +535,14 @@ mod tests {
         check(Some(56), "curl: (56) CONNECT tunnel failed, response 502", false, "the proxy does not let us");
         check(Some(99), "x", false, "exit code 99 (x)");
         check(None, "", false, "ended by a signal");
+    }
+
+    #[test]
+    fn r05_hidden_variables_do_not_reach_curl() {
+        let names = |hidden: &[String]| environment(hidden).map(|(name, _)| name).collect::<Vec<_>>();
+        assert!(names(&[]).contains(&"PATH".into()));
+        let hidden = names(&["PATH".to_owned()]);
+        assert!(!hidden.contains(&"PATH".into()) && hidden.len() + 1 == names(&[]).len());
     }
 
     #[test]
