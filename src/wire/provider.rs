@@ -474,6 +474,80 @@ mod tests {
         assert_eq!(provider.request(&request, &cancel, &mut |_| {}), Err(Failure::Cancelled));
     }
 
+    /// JSON made of the words that the parsers look for, in every wrong place.
+    fn any_event() -> impl proptest::strategy::Strategy<Value = Value> {
+        use proptest::prelude::*;
+        const WORDS: [&str; 30] = [
+            "type",
+            "index",
+            "delta",
+            "content_block",
+            "content_block_start",
+            "content_block_delta",
+            "message_delta",
+            "message",
+            "text",
+            "text_delta",
+            "thinking",
+            "thinking_delta",
+            "tool_use",
+            "input_json_delta",
+            "partial_json",
+            "input",
+            "id",
+            "name",
+            "choices",
+            "content",
+            "tool_calls",
+            "function",
+            "arguments",
+            "function_call",
+            "finish_reason",
+            "stop_reason",
+            "usage",
+            "error",
+            "code",
+            "prompt_tokens",
+        ];
+        let word = proptest::sample::select(WORDS.to_vec());
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            (0_u64..3).prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            word.clone().prop_map(Value::from),
+            "[{}\"a]{0,4}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(5, 40, 5, move |inner| {
+            let fields = proptest::collection::vec((word.clone(), inner.clone()), 0..6);
+            prop_oneof![
+                proptest::collection::vec(inner, 0..4).prop_map(Value::from),
+                fields.prop_map(|fields| {
+                    Value::Object(fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+                }),
+            ]
+        })
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_event_makes_a_parser_panic_and_inputs_stay_objects(
+            events in proptest::collection::vec(any_event(), 0..8)
+        ) {
+            let (mut heard_one, mut heard_two) = (String::new(), String::new());
+            let (mut one, mut two) = (anthropic::Reply::default(), openai::Reply::default());
+            for event in &events {
+                // Refusals are fine.
+                let _ = one.take(&event.to_string(), &mut |text| heard_one.push_str(text));
+                let _ = two.take(&event.to_string(), &mut |text| heard_two.push_str(text));
+            }
+            for (message, heard) in [(one.finish(), heard_one), (two.finish(), heard_two)] {
+                proptest::prop_assert_eq!(message.text, heard);
+                proptest::prop_assert!(message.tool_calls.iter().all(|call| call.input.is_object()));
+            }
+        }
+    }
+
     #[test]
     fn pauses_grow_and_a_wanted_one_is_kept() {
         let check = |attempt: u32, wanted: Option<u64>, jitter: f64, expected: f64| {

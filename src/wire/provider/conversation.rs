@@ -101,7 +101,10 @@ fn add_text<'a>(list: &mut Vec<Message<'a>>, text: Cow<'a, str>) {
     }
 }
 
-fn add_answer<'a>(list: &mut Vec<Message<'a>>, answer: ToolAnswer<'a>) {
+fn add_answer<'a>(list: &mut Vec<Message<'a>>, mut answer: ToolAnswer<'a>) {
+    if answer.text.trim().is_empty() {
+        answer.text = "(no output)"; // an empty answer is refused by some, and puzzles every model
+    }
     match list.last_mut() {
         Some(Message::User { answers, .. }) => answers.push(answer),
         Some(Message::Assistant(_)) | None => {

@@ -161,6 +161,17 @@ mod tests {
         check("\n\n\n", &[]);
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_stream_gives_the_same_events_however_it_is_cut(
+            stream in "(data|event|id|x|:|: |\n|\r|\r\n|[a-z]|日){0,60}",
+            size in 1_usize..9,
+        ) {
+            let pieces: Vec<&[u8]> = stream.as_bytes().chunks(size).collect();
+            proptest::prop_assert_eq!(read(&pieces), read(&[stream.as_bytes()]));
+        }
+    }
+
     #[test]
     fn bytes_that_are_no_text_do_not_stop_the_stream() {
         assert_eq!(read(&[b"data: a\xffb\n\n"]), [(String::new(), "a\u{fffd}b".to_owned())]);
