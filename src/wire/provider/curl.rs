@@ -309,7 +309,8 @@ pub fn check_header(name: &str, value: &str) -> Result<(), String> {
 ///
 /// Source: curl(1), "EXIT CODES".
 fn curl_failure(code: Option<i32>, said: &str, host: &str, connect: Duration) -> Failure {
-    let said = cut_end(&harmless_line(said), 512);
+    // The first line tells what happened; advice for people at a command line follows.
+    let said = cut_end(&harmless_line(said.trim().lines().next().unwrap_or_default()), 512);
     let said = if said.is_empty() { "no further words".to_owned() } else { said };
     let fail = |sentence: String| Failure::Final(format!("{sentence} ({said})"));
     let again = |sentence: String| retry(format!("{sentence} ({said})"));
@@ -527,7 +528,12 @@ mod tests {
         check(Some(3), "", true, "check \"base_url\" (no further words)");
         check(Some(28), "", false, "no connection to h:1 within 30 s");
         check(Some(35), "", false, "TLS");
-        check(Some(60), "curl: (60) SSL certificate problem", true, "is not trusted");
+        check(
+            Some(60),
+            "curl: (60) SSL certificate problem\nMore at",
+            true,
+            "(curl: (60) SSL certificate problem)",
+        );
         check(Some(18), "", false, "was dropped");
         check(Some(52), "", false, "was dropped");
         check(Some(56), "curl: (56) Recv failure: Connection reset by peer", false, "was dropped");
