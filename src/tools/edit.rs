@@ -276,4 +276,37 @@ mod tests {
             }
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn an_edit_is_a_plain_replacement_with_the_line_ends_of_the_file(
+            content in "[ab\n]{0,12}", old in "[ab\n]{1,4}", new in "[ab\n]{0,4}", all: bool,
+        ) {
+            let places = (0..content.len()).filter(|&at| content[at..].starts_with(&old)).count();
+            let expected = match places {
+                _ if old == new => None,
+                0 => None,
+                1 => Some(content.replace(&old, &new)),
+                _ => all.then(|| content.replace(&old, &new)),
+            };
+            proptest::prop_assert_eq!(edit(&content, &old, &new, all).ok(), expected.clone());
+            let with_crlf = content.replace('\n', "\r\n");
+            let result = edit(&with_crlf, &old, &new, all).ok();
+            if content.contains('\n') {
+                proptest::prop_assert_eq!(result, expected.map(|text| text.replace('\n', "\r\n")));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_edited_without_harm(
+            content in proptest::collection::vec(proptest::sample::select(&b"ab\r\n\xff"[..]), 0..16),
+            old in "[ab\r\n]{0,4}", new in "[ab\r\n]{0,4}", all: bool,
+        ) {
+            if let Ok((result, count)) = edit_text(&content, &old, &new, all) {
+                proptest::prop_assert!(count >= 1 && (all || count == 1));
+                let others = |text: &[u8]| text.iter().filter(|&&byte| byte == 0xff).count();
+                proptest::prop_assert_eq!(others(&result), others(&content));
+            }
+        }
+    }
 }

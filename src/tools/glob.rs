@@ -275,4 +275,45 @@ mod tests {
         check(&format!("{}b", "**/a/".repeat(200)), &"a/".repeat(2000), false);
         assert!(started.elapsed() < std::time::Duration::from_secs(5));
     }
+
+    /// The same by trying everything, for short texts.
+    fn slowly(parts: &[Part], names: &[&str]) -> bool {
+        match (parts, names) {
+            ([], []) => true,
+            ([Part::AnyDepth], names) => !names.is_empty(),
+            ([Part::AnyDepth, rest @ ..], names) => {
+                (0..=names.len()).any(|swallowed| slowly(rest, &names[swallowed..]))
+            }
+            ([Part::Name(tokens), rest @ ..], [name, below @ ..]) => {
+                name_slowly(tokens, &characters(name.as_bytes())) && slowly(rest, below)
+            }
+            _ => false,
+        }
+    }
+
+    fn name_slowly(tokens: &[Token], name: &[u32]) -> bool {
+        match (tokens, name) {
+            ([], []) => true,
+            ([Token::Star, rest @ ..], name) => (0..=name.len()).any(|at| name_slowly(rest, &name[at..])),
+            ([one, rest @ ..], [c, after @ ..]) => takes(one, *c) && name_slowly(rest, after),
+            _ => false,
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn matches_like_by_the_slow_way(pattern in "([ab*?/]|\\[a\\]|\\[!a\\]|\\*\\*/){1,8}", path in "[ab]{1,3}(/[ab]{1,3}){0,4}") {
+            if let Ok(glob) = Glob::new(&pattern) {
+                let names: Vec<&str> = path.split('/').collect();
+                proptest::prop_assert_eq!(glob.matches(path.as_bytes()), slowly(&glob.parts, &names));
+            }
+        }
+
+        #[test]
+        fn any_pattern_and_any_bytes_are_answered(pattern: String, path: Vec<u8>) {
+            if let Ok(glob) = Glob::new(&pattern) {
+                let _ = glob.matches(&path);
+            }
+        }
+    }
 }

@@ -53,7 +53,7 @@ impl Page {
         Page {
             reader: BufReader::with_capacity(64 << 10, open),
             size,
-            bytes_max,
+            bytes_max: bytes_max.max(1), // a page of nothing would never end
             text: String::new(),
             line: Vec::new(),
             next: 1,

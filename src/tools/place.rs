@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use crate::sys::file::{self, Stamp};
 use crate::words::error::{Error, Result};
 use crate::words::limits::Limits;
-use crate::words::scope::{EffectiveScope, Loan, Reach, Rule, Verdict};
+use crate::words::scope::{EffectiveScope, Loan, Reach, Rule, Verdict, is_within};
 use crate::words::text::{cut_end, escape_name, unescape_name};
 
 /// Links followed in one path; the kernel's own bound. Source: path_resolution(7).
@@ -411,7 +411,10 @@ fn lent_by_identity(scope: &EffectiveScope, found: &Found) -> Result<Option<Loan
     let chain = found.lineage()?;
     let at_depth = usize::from(found.exists); // where `at` itself stands in the chain
     let covers = |loan: &&Loan| {
-        let Ok(metadata) = std::fs::symlink_metadata(loan.rule.path()) else { return false };
+        let Ok(metadata) = std::fs::symlink_metadata(loan.rule.path()) else {
+            // It is gone, so nothing is it; what would become it again under another spelling is refused too.
+            return is_within(&judged_text(&found.place()).to_lowercase(), &loan.rule.path().to_lowercase());
+        };
         let depth = chain.iter().position(|id| *id == identity(&metadata));
         match loan.rule.reach() {
             Reach::Recursive => depth.is_some(),

@@ -29,7 +29,7 @@ use crate::words::text::{cut_end, harmless_line};
 /// Paths in one answer of `ListFiles`.
 const PATHS_MAX: usize = 1000;
 /// Files given to one `grep`, all open at once: a fraction of the usual limit of 1,024 descriptors.
-const BATCH: usize = 256;
+const BATCH: usize = 128;
 /// Matching lines shown of one file, and in all.
 const HITS_PER_FILE: usize = 20;
 const HITS_MAX: usize = 500;
@@ -362,7 +362,7 @@ impl<'a> Search<'a> {
         }
         if self.hits >= HITS_MAX {
             text.push_str(&format!(
-                "[stopped after {HITS_MAX} matching lines; narrow \"pattern\", \"path\" or \"glob\"]\n"
+                "[{HITS_MAX} matching lines are shown, the most there can be; narrow \"pattern\", \"path\" or \"glob\"]\n"
             ));
         }
         if !self.warnings.is_empty() {
