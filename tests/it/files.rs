@@ -267,6 +267,41 @@ fn p05_a_link_swapped_in_between_is_not_followed() {
 }
 
 #[test]
+fn p05_a_walk_and_a_last_name_do_not_follow_a_swapped_link_either() {
+    let mut world = World::in_memory();
+    world.scope.allow.truncate(1);
+    fs::create_dir(world.w.join("src/d")).unwrap();
+    for path in ["src/d/f", "src/f"] {
+        fs::write(world.w.join(path), "mine secretly\n").unwrap();
+    }
+    symlink(world.w.join("other"), world.w.join("src/l")).unwrap();
+    symlink(world.w.join("other/f"), world.w.join("src/m")).unwrap();
+    let stop = AtomicBool::new(false);
+    let src = world.w.join("src");
+    let (mut directories, mut files) = (0, 0);
+    std::thread::scope(|threads| {
+        threads.spawn(|| exchange(src.join("d"), src.join("l"), &stop));
+        threads.spawn(|| exchange(src.join("f"), src.join("m"), &stop));
+        for round in 0..rounds() / 10 {
+            let answer = match round % 4 {
+                0 => world.search(json!({"pattern": "secret", "path": "src"})),
+                1 => world.search(json!({"pattern": "secret", "path": "src/d"})),
+                2 => world.search(json!({"pattern": "secret", "path": "src/f"})),
+                _ => world.read("src/f"),
+            };
+            let Ok(text) = answer else { continue };
+            directories += usize::from(text.contains("d/f:1: mine"));
+            files += usize::from(text.contains("src/f:1: mine") || text.contains("1\tmine"));
+            for line in text.lines().filter(|line| line.contains("secret")) {
+                assert!(line.contains("mine"), "round {round}: {line}");
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(directories > 10 && files > 10, "no race happened: {directories}, {files}");
+}
+
+#[test]
 fn p06_an_earlier_directory_swapped_for_a_link_is_not_followed() {
     let mut world = World::in_memory();
     fs::create_dir_all(world.w.join("src/a/b")).unwrap();
