@@ -838,6 +838,12 @@ fn a_replaced_file_keeps_its_mode_and_leaves_nothing_beside_it() {
     world.write("src/run.sh", "new").unwrap();
     world.edit("src/run.sh", "new", "newer").unwrap();
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o750);
+    if insomnia::sys::process::own_uid() == 0 {
+        std::os::unix::fs::chown(&path, Some(65_534), Some(65_534)).unwrap();
+        world.edit("src/run.sh", "newer", "newest").unwrap();
+        let metadata = fs::metadata(&path).unwrap();
+        assert_eq!((metadata.uid(), metadata.gid(), metadata.mode() & 0o7777), (65_534, 65_534, 0o750));
+    }
     assert_eq!(fs::read_dir(world.w.join("src")).unwrap().count(), 1);
 }
 
