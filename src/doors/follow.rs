@@ -28,15 +28,26 @@ pub struct Follower {
     in_line: bool,
     /// The text of the model's last reply that had any.
     pub last_text: String,
-    /// How the last turn ended, and why.
-    pub last_result: Option<(TurnResult, Option<String>)>,
+    /// How the last turn ended.
+    pub last_end: Option<TurnEnd>,
+}
+
+/// How a turn ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TurnEnd {
+    /// Its number.
+    pub turn: u64,
+    /// How it ended.
+    pub result: TurnResult,
+    /// Why, where it did not finish.
+    pub message: Option<String>,
 }
 
 impl Follower {
     /// A follower of this style.
     #[must_use]
     pub fn new(style: Style) -> Follower {
-        Follower { style, in_line: false, last_text: String::new(), last_result: None }
+        Follower { style, in_line: false, last_text: String::new(), last_end: None }
     }
 
     /// Shows one event.
@@ -59,8 +70,8 @@ impl Follower {
                 }
             }
             StreamEvent::TurnStarted { .. } => self.last_text.clear(),
-            StreamEvent::TurnEnded { result, message, .. } => {
-                self.last_result = Some((*result, message.clone()))
+            StreamEvent::TurnEnded { turn, result, message } => {
+                self.last_end = Some(TurnEnd { turn: *turn, result: *result, message: message.clone() });
             }
             StreamEvent::TextDelta { .. }
             | StreamEvent::ToolCall { .. }

@@ -108,7 +108,12 @@ pub fn run(machine: &Machine, given: &Given) -> Result<bool> {
         presses_seen: 0,
         waiting_for: String::new(),
     };
-    followed.follower.say(&format!("-- pod {} (pid {}) in {}", followed.pod_id, ready.pid, place(given)));
+    followed.follower.say(&format!(
+        "-- pod {} (pid {}) in {}",
+        followed.pod_id,
+        ready.pid,
+        given.value("dir").unwrap_or(".")
+    ));
     let over = match task {
         Some(task) => followed.one_task(task)?,
         None => followed.lines_from_input()?,
@@ -118,7 +123,7 @@ pub fn run(machine: &Machine, given: &Given) -> Result<bool> {
         answer_line(&harmless(&followed.follower.last_text));
     }
     match over {
-        Over::HungUp => {}
+        Over::HungUp => return Ok(true), // as --detach: the pods live on and nobody listens
         Over::Quiet | Over::Interrupted if given.has("keep") => {
             followed.follower.say(&format!(
                 "-- pod {} lives on; \"insomnia stop {} --tree\" ends it",
@@ -128,11 +133,8 @@ pub fn run(machine: &Machine, given: &Given) -> Result<bool> {
         Over::Quiet | Over::Interrupted => followed.stop_tree()?,
         Over::Ended => followed.follower.say("-- the pod has ended"),
     }
-    Ok(matches!(followed.follower.last_result, Some((TurnResult::Finished, _)) | None) && over == Over::Quiet)
-}
-
-fn place(given: &Given) -> String {
-    given.value("dir").unwrap_or(".").to_owned()
+    let finished = followed.follower.last_end.is_none_or(|end| end.result == TurnResult::Finished);
+    Ok(finished && over == Over::Quiet)
 }
 
 fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {

@@ -17,8 +17,8 @@ use crate::tools::survey;
 use crate::wire::client::{self, Next};
 use crate::words::error::{Error, Result};
 use crate::words::limits::{Limits, MAX_LAST_RESPONSE_BYTES};
-use crate::words::message::{Item, LoggedItem, TurnResult};
-use crate::words::protocol::{CancelReply, Method, OutputReply, RunReply, Status, StatusReply, StreamEvent};
+use crate::words::message::{Item, TurnResult};
+use crate::words::protocol::{CancelReply, Method, OutputReply, RunReply, Status, StatusReply};
 use crate::words::text::{cut_end, harmless, harmless_line};
 
 /// How long `send --wait` waits between two looks at whether the pod still lives.
@@ -39,27 +39,21 @@ pub fn send(machine: &Machine, given: &Given) -> Result<bool> {
         answer_line(&if given.has("json") { json!(reply).to_string() } else { plain() });
         return Ok(true);
     };
-    let (mut text, mut ended) = (String::new(), None);
-    while ended.is_none() {
+    let mut follower = Follower::new(Style::Quiet);
+    let (result, message) = loop {
         match events.next(Instant::now() + WAIT_STEP)? {
-            Next::Event(event) => match *event {
-                StreamEvent::TurnEnded { turn, result, message } if turn == reply.turn => {
-                    ended = Some((result, message))
-                }
-                StreamEvent::Item(LoggedItem { item: Item::Assistant(message), .. })
-                    if !message.text.is_empty() =>
-                {
-                    text = message.text;
-                }
-                _ => {}
-            },
+            Next::Event(event) => follower.show(&event),
             Next::Nothing => {}
             Next::Over => {
                 return Err(Error::told(format!("pod \"{}\" ended before its turn did", address.pod)));
             }
         }
-    }
-    let (result, message) = ended.unwrap_or((TurnResult::Failed, None));
+        match follower.last_end.take() {
+            Some(end) if end.turn == reply.turn => break (end.result, end.message),
+            Some(_) | None => {}
+        }
+    };
+    let text = follower.last_text;
     if given.has("json") {
         answer_line(
             &json!({ "turn": reply.turn, "result": result, "message": message, "text": text }).to_string(),
