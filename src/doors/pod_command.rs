@@ -3,10 +3,8 @@
 //! Without `--foreground` the command starts itself again in the background, waits for its one line, and returns;
 //! the background process is in a session of its own and no child of the caller.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line speaks on both")]
-
 use std::ffi::OsString;
-use std::io::{IsTerminal, Read};
+use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -14,11 +12,11 @@ use std::time::{Duration, Instant};
 use lexopt::prelude::{Long, Short, ValueExt};
 use serde::{Deserialize, Serialize};
 
-use crate::heart::pod::{self, Pod, StartOptions};
+use crate::doors::terminal::{answer, answer_line, talk_line};
+use crate::heart::pod::{self, NotStarted, Pod, StartOptions};
 use crate::sys::process;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{IdentityError, Life, PodName};
-use crate::words::text::harmless;
 
 /// What `pod --help` prints.
 pub const HELP: &str = "\
@@ -85,7 +83,7 @@ pub fn main() -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().skip(1).collect();
     match parse(given.iter().cloned()) {
         Ok(Parsed::Print(text)) => {
-            print!("{text}");
+            answer(&text);
             ExitCode::SUCCESS
         }
         Ok(Parsed::Run(arguments)) => match arguments.mode {
@@ -94,7 +92,7 @@ pub fn main() -> ExitCode {
             Mode::Background => background(*arguments),
         },
         Err(error) => {
-            eprintln!("pod: {}; see \"pod --help\"", harmless(&error.to_string()));
+            talk_line(&format!("pod: {error}; see \"pod --help\""));
             ExitCode::from(2)
         }
     }
@@ -139,25 +137,25 @@ fn launch(given: Vec<OsString>) -> ExitCode {
     let mut started = match process::start_self(&args) {
         Ok(started) => started,
         Err(error) => {
-            eprintln!("pod: cannot start itself in the background: {error}");
+            talk_line(&format!("pod: cannot start itself in the background: {error}"));
             return ExitCode::FAILURE;
         }
     };
     let line = started.first_line(64 << 10, Instant::now() + LAUNCH_DEADLINE);
     let Some(line) = line else {
         let how = started.kill();
-        eprintln!("pod: it ended before it was ready ({how})");
+        talk_line(&format!("pod: it ended before it was ready ({how})"));
         return ExitCode::FAILURE;
     };
     match serde_json::from_str::<NotReady>(&line) {
         Err(_) => {
-            println!("{line}");
+            answer_line(&line);
             ExitCode::SUCCESS
         }
         Ok(NotReady { error, log }) => {
-            eprintln!("pod: {}", harmless(&error));
+            talk_line(&format!("pod: {error}"));
             if let Some(path) = log {
-                eprintln!("its log is \"{}\", which ends:\n{}", path.display(), harmless(&tail(&path)));
+                talk_line(&format!("its log is \"{}\", which ends:\n{}", path.display(), tail(&path)));
             }
             ExitCode::FAILURE
         }
@@ -175,38 +173,45 @@ fn tail(path: &Path) -> String {
     read().unwrap_or_else(|error| format!("(it cannot be read: {error})"))
 }
 
+/// The one line of the launch contract. A caller that has gone does not hinder the pod.
+fn say(line: &impl Serialize) {
+    let text = serde_json::to_string(line).unwrap_or_default();
+    if let Err(error) = writeln!(std::io::stdout(), "{text}") {
+        log::warn!("nobody hears that this pod is ready: {error}"); // an adopted one ends itself then
+    }
+}
+
 fn foreground(arguments: Arguments) -> ExitCode {
     match start(arguments) {
         Ok(pod) => {
-            println!("{}", serde_json::to_string(&pod.ready()).unwrap_or_default());
+            say(&pod.ready());
             pod.live();
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            eprintln!("pod: {}", harmless(&error.to_string()));
+        Err(NotStarted { error, .. }) => {
+            talk_line(&format!("pod: {error}"));
             ExitCode::FAILURE
         }
     }
 }
 
 fn background(arguments: Arguments) -> ExitCode {
-    let left = process::leave_session().map_err(|source| Error::io("leave the session", source));
+    let left = process::leave_session().map_err(|source| Error::io("leave the session", source).into());
     let detached = left.and_then(|()| start(arguments)).and_then(|pod| {
         detach(&pod)?;
         Ok(pod)
     });
     match detached {
         Ok(pod) => {
-            println!("{}", serde_json::to_string(&pod.ready()).unwrap_or_default());
+            say(&pod.ready());
             if let Err(error) = process::silence_output() {
                 log::warn!("cannot let go of the launch command's pipe: {error}"); // it has read its line
             }
             pod.live();
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            let not_ready = NotReady { error: error.to_string(), log: None };
-            println!("{}", serde_json::to_string(&not_ready).unwrap_or_default());
+        Err(NotStarted { error, log }) => {
+            say(&NotReady { error: error.to_string(), log });
             ExitCode::FAILURE
         }
     }
@@ -221,7 +226,7 @@ fn detach(pod: &Pod) -> Result<()> {
     process::close_input().map_err(|source| Error::io("close the input", source))
 }
 
-fn start(arguments: Arguments) -> Result<Pod> {
+fn start(arguments: Arguments) -> Result<Pod, NotStarted> {
     let mut options = arguments.options;
     if let Some(path) = arguments.overlay {
         options.overlay = Some(read_overlay(&path)?);

@@ -66,17 +66,34 @@ pub struct Pod {
     task: Option<String>,
 }
 
+/// Why a pod did not start, and the log that says more, if it came that far.
+#[derive(Debug)]
+pub struct NotStarted {
+    /// The reason.
+    pub error: Error,
+    /// Its log.
+    pub log: Option<PathBuf>,
+}
+
+impl From<Error> for NotStarted {
+    fn from(error: Error) -> NotStarted {
+        NotStarted { error, log: None }
+    }
+}
+
 /// Starts a pod up to the point where it accepts connections. To be called while the process has one thread.
 ///
 /// # Errors
 /// With the reason, after entry, folder and socket have been taken back.
-pub fn start(options: StartOptions) -> Result<Pod> {
+pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
     let directories = Directories::from_environment()?;
     let current =
         std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
     let directory = canonical(options.directory.as_deref().unwrap_or(Path::new(".")), &current)?;
     if !directory.is_dir() {
-        return Err(Error::told(format!("working directory \"{}\" is no directory", directory.display())));
+        return Err(
+            Error::told(format!("working directory \"{}\" is no directory", directory.display())).into()
+        );
     }
     let mut manifest = manifest::gather(&directories.config, &directory, overlays(&options)?)?;
     manifest.provider = Provider::choose(&manifest.provider)?;
@@ -178,24 +195,38 @@ struct Registered {
 }
 
 impl Registered {
-    fn build(self, options: StartOptions) -> Result<Pod> {
-        let Registered { lock, directories, directory, manifest, instruction, entry, spawner } = self;
-        let own = Sender { pod_id: entry.pod_id.clone(), life: entry.life.clone() };
-        let folder = directories.runtime.join(own.pod_id.as_str());
-        let listener = listen(&folder, Path::new(&entry.socket))?;
-        let state_dir = session::create_folder(&directories.state, &own.pod_id, &own.life)?;
-        begin_log(&state_dir)?;
-        let session = Session::open(&state_dir)?;
-        let program = env!("CARGO_PKG_VERSION").to_owned();
-        session.append(Item::Session { pod_id: own.pod_id.clone(), program })?;
-        save_manifest(&state_dir, &manifest)?;
+    /// What can be wrong with the settings is found before there is a session folder.
+    fn build(self, options: StartOptions) -> Result<Pod, NotStarted> {
+        let pod_id = &self.entry.pod_id;
+        let folder = self.directories.runtime.join(pod_id.as_str());
+        let listener = listen(&folder, Path::new(&self.entry.socket))?;
         let place = ProviderPlace {
-            pod_id: own.pod_id.clone(),
-            name: entry.name.clone(),
-            directory: directory.clone(),
+            pod_id: pod_id.clone(),
+            name: self.entry.name.clone(),
+            directory: self.directory.clone(),
             private_dir: folder,
         };
-        let provider = Provider::new(&manifest.provider, place)?;
+        let provider = Provider::new(&self.manifest.provider, place)?;
+        let state_dir = session::create_folder(&self.directories.state, pod_id, &self.entry.life)?;
+        let log = session::log_path(&state_dir);
+        begin_log(&log)?;
+        self.assemble(options, listener, provider, &state_dir)
+            .map_err(|error| NotStarted { error, log: Some(log) })
+    }
+
+    fn assemble(
+        self,
+        options: StartOptions,
+        listener: UnixListener,
+        provider: Provider,
+        state_dir: &Path,
+    ) -> Result<Pod> {
+        let Registered { lock, directories, directory, manifest, instruction, entry, spawner } = self;
+        let own = Sender { pod_id: entry.pod_id.clone(), life: entry.life.clone() };
+        let session = Session::open(state_dir)?;
+        let program = env!("CARGO_PKG_VERSION").to_owned();
+        session.append(Item::Session { pod_id: own.pod_id.clone(), program })?;
+        save_manifest(state_dir, &manifest)?;
         let callback = options
             .callback
             .clone()
@@ -208,7 +239,7 @@ impl Registered {
             pid: entry.pid,
             socket: PathBuf::from(&entry.socket),
             view: ScopeView::new(lock.clone(), own.pod_id.clone(), own.life.clone()),
-            registry: Registry::open(&state_dir)?,
+            registry: Registry::open(state_dir)?,
             events: EventSender::new(own.clone(), callback, lock.clone()),
             ending: AtomicBool::new(false),
             own,
@@ -259,10 +290,9 @@ fn listen(folder: &Path, path: &Path) -> Result<UnixListener> {
     socket::listen(path).map_err(|source| Error::io(format!("listen on \"{}\"", path.display()), source))
 }
 
-fn begin_log(state_dir: &Path) -> Result<()> {
+fn begin_log(path: &Path) -> Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
-    let path = session::log_path(state_dir);
-    let opened = std::fs::File::options().append(true).create(true).mode(0o600).open(&path);
+    let opened = std::fs::File::options().append(true).create(true).mode(0o600).open(path);
     let file = opened.map_err(|source| Error::io(format!("open log \"{}\"", path.display()), source))?;
     let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned());
     let target = env_logger::Target::Pipe(Box::new(file));
