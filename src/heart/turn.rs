@@ -152,7 +152,11 @@ impl Worker {
             };
             let (reason, wanted) = match self.provider.request(&request, cancel, &mut show) {
                 Ok(message) => return Ok(message),
-                Err(Failure::Cancelled) => return Err(Halt::Cancelled),
+                Err(Failure::Cancelled) => {
+                    // Every request counts, so that a script goes on behind the reply that was not wanted.
+                    self.log(Item::ModelError { message: "cancelled before the reply was whole".into() })?;
+                    return Err(Halt::Cancelled);
+                }
                 Err(Failure::Retry { reason, wait }) => (reason, wait),
                 Err(Failure::Final(message) | Failure::ContextTooLong(message)) => {
                     self.log(Item::ModelError { message: message.clone() })?;

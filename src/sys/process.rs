@@ -225,6 +225,12 @@ impl Running {
         }
     }
 
+    /// Its process number.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits for its end; kills its group at the deadline.
     ///
     /// # Errors

@@ -12,5 +12,6 @@
 mod architecture;
 mod files;
 mod launch;
+mod people;
 mod providers;
 mod world;
