@@ -22,7 +22,7 @@ use crate::wire::client::{self, Address, Next, Subscription};
 use crate::wire::launch::{self, Launch, Ready};
 use crate::words::error::{Error, Result};
 use crate::words::message::TurnResult;
-use crate::words::protocol::{CancelReply, Method, RunReply, Status, StatusReply};
+use crate::words::protocol::{CancelReply, Method, RunReply, Status, StatusReply, StreamEvent};
 use crate::words::text::harmless;
 
 /// How often the tree is looked at while nothing comes from its root.
@@ -240,27 +240,28 @@ impl Followed<'_> {
         }
     }
 
-    /// Shows events until the tree is quiet, which two looks in a row must say: a report may be on its way
-    /// from a pod that is quiet already to one that is about to wake.
+    /// Shows events until the tree is quiet: looked at when the root has become so, and while nothing comes.
     fn follow(&mut self) -> Result<Over> {
-        let mut quiet_before: Option<Vec<(String, u64)>> = None;
         loop {
-            match self.events.next(Instant::now() + LOOK_AGAIN)? {
+            let may_be_quiet = match self.events.next(Instant::now() + LOOK_AGAIN)? {
                 Next::Event(event) => {
                     self.follower.show(&event);
-                    continue;
+                    matches!(*event, StreamEvent::Status { status, .. } if status != Status::Running)
                 }
+                Next::Nothing => true,
                 Next::Over => return Ok(Over::Ended),
-                Next::Nothing => {}
-            }
+            };
             if let Some(over) = self.look_at_signals()? {
                 return Ok(over);
             }
-            let quiet = self.look_at_tree()?;
-            if quiet.is_some() && quiet == quiet_before {
-                return Ok(Over::Quiet);
+            // Two looks in a row must say so: a report may be on its way from a pod that is quiet already to
+            // one that is about to wake.
+            if may_be_quiet {
+                let first = self.look_at_tree()?;
+                if first.is_some() && first == self.look_at_tree()? {
+                    return Ok(Over::Quiet);
+                }
             }
-            quiet_before = quiet;
         }
     }
 

@@ -4,6 +4,7 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::indexing_slicing,
+    clippy::wildcard_enum_match_arm,
     missing_debug_implementations,
     unreachable_pub,
     reason = "a test fails where it stands; the lints know test functions but not what these call"
