@@ -15,4 +15,5 @@ mod files;
 mod launch;
 mod people;
 mod providers;
+mod readme;
 mod world;

@@ -1,0 +1,107 @@
+//! The README tells the truth: every command it shows exists, every line of the protocol is understood.
+
+use std::path::Path;
+
+use insomnia::doors::commands::{Asked, COMMANDS, parse};
+use insomnia::words::limits::Limits;
+use insomnia::words::message::LoggedItem;
+use insomnia::words::protocol::StreamEvent;
+
+use crate::world::read;
+
+fn readme() -> String {
+    read(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md"))
+}
+
+#[test]
+fn every_documented_item_and_event_is_understood() {
+    let text = readme();
+    let (mut items, mut events) = (Vec::new(), Vec::new());
+    for line in text.lines() {
+        if line.starts_with("{\"at\"") {
+            let item: LoggedItem =
+                serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+            assert_eq!(
+                serde_json::to_value(&item).unwrap()["type"],
+                serde_json::from_str::<serde_json::Value>(line).unwrap()["type"]
+            );
+            items.push(line);
+        } else if line.starts_with("{\"event\"") {
+            let event: StreamEvent =
+                serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+            assert_eq!(event.to_line().trim_end(), line, "the line is just what is sent");
+            events.push(line);
+        }
+    }
+    for kind in [
+        "session",
+        "turn_started",
+        "input",
+        "notification",
+        "assistant",
+        "tool_result",
+        "model_error",
+        "turn_ended",
+    ] {
+        assert!(items.iter().any(|line| line.contains(&format!("\"type\":\"{kind}\""))), "{kind}");
+    }
+    for kind in [
+        "turn_started",
+        "text_delta",
+        "tool_call",
+        "tool_result",
+        "notification",
+        "retry",
+        "turn_ended",
+        "status",
+        "item",
+        "dropped",
+    ] {
+        assert!(events.iter().any(|line| line.contains(&format!("\"event\":\"{kind}\""))), "{kind}");
+    }
+}
+
+#[test]
+fn every_command_it_shows_exists_and_every_command_is_shown() {
+    let text = readme();
+    for line in text.lines().filter(|line| line.starts_with("insomnia ")) {
+        for command in
+            line.split(['#', ';']).map(str::trim).filter(|command| command.starts_with("insomnia "))
+        {
+            let (plain, quoted) = command.split_once('\'').unwrap_or((command, ""));
+            let mut words: Vec<std::ffi::OsString> =
+                plain.split_whitespace().skip(1).map(Into::into).collect();
+            if let Some((argument, rest)) = quoted.split_once('\'') {
+                words.push(argument.into());
+                words.extend(rest.split_whitespace().map(Into::into));
+            }
+            assert!(matches!(parse(words), Ok(Asked::Run(..))), "{command}");
+        }
+    }
+    for command in COMMANDS {
+        assert!(text.contains(&format!("insomnia {}", command.name)), "{} is not shown", command.name);
+    }
+}
+
+#[test]
+fn the_limits_it_names_are_the_defaults() {
+    let text = readme();
+    let limits = serde_json::to_value(Limits::default()).unwrap();
+    for (name, value) in limits.as_object().unwrap() {
+        let row = text
+            .lines()
+            .find(|line| line.contains(&format!("`{name}`")))
+            .unwrap_or_else(|| panic!("{name} is not told"));
+        let value = value.as_u64().unwrap();
+        let told = [value.to_string(), format!("{} KiB", value >> 10)];
+        assert!(told.iter().any(|told| row.contains(told)), "{name} is {value}: {row}");
+    }
+}
+
+#[test]
+fn its_two_commands_are_what_ci_runs() {
+    let (text, ci) = (readme(), read(Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/run")));
+    assert!(text.contains("cargo build --release && target/release/insomnia demo"));
+    assert!(ci.contains("cargo build --release") && ci.contains("target/release/insomnia demo"));
+    assert!(text.contains("\ncargo test\n") && ci.contains("\ncargo test\n"));
+}
