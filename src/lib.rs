@@ -75,6 +75,7 @@ pub mod tools {
 pub mod heart {
     pub mod controller;
     pub mod pod;
+    pub mod recover;
     pub mod reports;
     pub mod server;
     pub mod turn;

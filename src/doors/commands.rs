@@ -125,7 +125,7 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "resume",
         arguments: "POD",
-        about: "go on after a failed or cancelled turn",
+        about: "go on after a failed or cancelled turn, or with the session of a pod that ended",
         flags: &[JSON],
         example: "insomnia resume coder",
     },

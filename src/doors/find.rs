@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::store::life;
 use crate::store::paths::{Directories, RuntimeDirectory};
 use crate::store::scope_lock::ScopeLock;
 use crate::store::session;
@@ -81,7 +82,8 @@ impl Machine {
     /// When there was never one.
     pub fn any(&self, pod: &str) -> Result<Found> {
         let table = self.lock.read().unwrap_or_default(); // a damaged lock does not hide the sessions
-        if let Some(entry) = living_in(&table, pod) {
+        let is_alive = |entry: &&Allocation| !life::is_dead(self.lock.runtime(), entry);
+        if let Some(entry) = living_in(&table, pod).filter(is_alive) {
             return Ok(Found::Living(Box::new(entry.clone())));
         }
         let newest = PodId::new(pod)

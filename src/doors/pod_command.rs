@@ -34,6 +34,7 @@ says why not. People usually want \"insomnia run\" instead.
   --overlay FILE|-  settings over all manifests, - for standard input
   --callback SOCKET where the spawner is told of turns and of the end
   --adopt NONCE     take over the entry that the spawner has reserved
+  --resume          go on with the newest session of that name
   --foreground      stay in the foreground; a lost terminal does not end it
   --task TEXT       the first input
   --help, --version
@@ -121,6 +122,7 @@ fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Parsed> {
             "manifest" => options.manifest = Some(value()?.into()),
             "callback" => options.callback = Some(value()?.into()),
             "overlay" => arguments.overlay = Some(value()?.into()),
+            "resume" => options.resume = true,
             "foreground" => arguments.mode = Mode::Foreground,
             "background-of-launch" => arguments.mode = Mode::Background,
             "help" => return Ok(Parsed::Print(HELP.to_owned())),
@@ -262,7 +264,7 @@ mod tests {
             let value = match flag {
                 "name" => Some("a"),
                 "adopt" => Some("0123456789abcdef0123456789abcdef"),
-                "foreground" | "help" => None,
+                "foreground" | "resume" | "help" => None,
                 _ => Some("x"),
             };
             let given =

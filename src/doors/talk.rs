@@ -9,12 +9,14 @@ use crate::doors::find::{Found, Machine};
 use crate::doors::follow::{Follower, Style};
 use crate::doors::terminal::{ago, answer, answer_line, answers_to_a_person, table, talk_line};
 use crate::store::life;
+use crate::store::manifest;
 use crate::store::session::{self, Page, Session};
 use crate::sys::clock;
 use crate::sys::wait::Cancel;
 use crate::tools::stop::{self, Manner, Stopped};
 use crate::tools::survey;
 use crate::wire::client::{self, Next};
+use crate::wire::launch::{self, Launch};
 use crate::words::error::{Error, Result};
 use crate::words::limits::{Limits, MAX_LAST_RESPONSE_BYTES};
 use crate::words::message::{Item, TurnResult};
@@ -118,7 +120,7 @@ pub fn history(machine: &Machine, given: &Given) -> Result<bool> {
 
 fn describe(number: u64, item: &Item) -> String {
     let text = match item {
-        Item::Session { pod_id, program } => format!("session of pod {pod_id} (insomnia {program})"),
+        Item::Session { pod_id, program, .. } => format!("session of pod {pod_id} (insomnia {program})"),
         Item::TurnStarted { turn, cause } => {
             format!("turn {turn} begins ({})", format!("{cause:?}").to_lowercase())
         }
@@ -251,16 +253,45 @@ pub fn cancel(machine: &Machine, given: &Given) -> Result<bool> {
     Ok(reply.cancelled)
 }
 
-/// `insomnia resume POD`.
+/// `insomnia resume POD`: a living pod goes on after a turn that did not finish; one that has ended is started
+/// again with its newest session, and goes on where it was interrupted.
 ///
 /// # Errors
-/// When the pod does not live, or no turn waits to go on.
+/// When there was never such a pod, it cannot be started, or no turn waits to go on.
 pub fn resume(machine: &Machine, given: &Given) -> Result<bool> {
-    let address = machine.address(given.word(0, "POD")?)?;
+    let pod = given.word(0, "POD")?;
+    let starts = matches!(machine.any(pod)?, Found::Ended(_));
+    if starts {
+        start_again(machine, pod)?;
+    }
+    let address = machine.address(pod)?;
+    let status: StatusReply = client::ask(&address, None, Method::Status)?;
+    if starts && status.status != Status::Paused {
+        let plain = format!("pod {} goes on with its session and is {}", address.pod, status.status);
+        answer_line(&if given.has("json") { json!(status).to_string() } else { plain });
+        return Ok(true);
+    }
     let reply: RunReply = client::ask(&address, None, Method::Resume)?;
     let plain = format!("turn {} of pod {} goes on", reply.turn, address.pod);
     answer_line(&if given.has("json") { json!(reply).to_string() } else { plain });
     Ok(true)
+}
+
+fn start_again(machine: &Machine, pod: &str) -> Result<()> {
+    let current =
+        std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
+    let settings = manifest::gather(&machine.directories.config, &current, Vec::new())?;
+    let args = ["--name", pod, "--resume"].map(str::to_owned);
+    let wanted = Launch {
+        command: &launch::pod_command(&settings.pod_command),
+        args: &args,
+        directory: &current,
+        overlay: "",
+        variables: &[],
+        limit: settings.limits.launch(),
+    };
+    let cancel = Cancel::new().map_err(|source| Error::io("make an event descriptor", source))?;
+    launch::launch(wanted, &cancel).map(|_| ())
 }
 
 /// `insomnia list`: the pods of the lock, asked in parallel, and with `--all` the newest ended session of each

@@ -13,10 +13,11 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError};
 
 use crate::heart::turn::{Opening, Worker};
 use crate::heart::watcher;
+use crate::store::session::Input;
 use crate::sys::wait::Cancel;
 use crate::sys::{STACK_BYTES, clock, signal};
 use crate::tools::context::PodContext;
-use crate::tools::mailbox::{Event, Heard, Input, NewsKind, State, shutting_down};
+use crate::tools::mailbox::{Event, Heard, NewsKind, State, shutting_down};
 use crate::words::identity::Life;
 use crate::words::limits::{END_DEADLINE, MAX_SUBSCRIBERS};
 use crate::words::message::{Cause, Item, LoggedItem, TurnResult};
@@ -88,13 +89,25 @@ impl Controller {
     ) -> Controller {
         let notices = NoticeBuffer::new(context.manifest.limits.notices);
         let published = context.session.len();
-        let state = State { status: Status::Idle, detail: "no turn yet".into(), since: clock::now_seconds() };
+        let (status, detail, paused) = match context.session.summary().last_result {
+            None => (Status::Idle, "no turn yet".to_owned(), None),
+            Some(TurnResult::Finished) => (Status::Idle, "waiting for input".to_owned(), None),
+            Some(TurnResult::Failed | TurnResult::Cancelled | TurnResult::Limit) => {
+                let why = "the last turn did not finish".to_owned();
+                (Status::Paused, why.clone(), Some(why))
+            }
+        };
+        let state = State { status, detail, since: clock::now_seconds() };
+        let queued = context.session.unheard().unwrap_or_else(|error| {
+            log::error!("inputs of before are not read: {error}"); // they stay in the file
+            Vec::new()
+        });
         Controller {
             context,
             events,
-            phase: Phase::Idle { worker: Box::new(worker), paused: None },
+            phase: Phase::Idle { worker: Box::new(worker), paused },
             state,
-            queued: VecDeque::new(),
+            queued: queued.into(),
             notices,
             stopping: Vec::new(),
             heard: HashMap::new(),
@@ -109,6 +122,12 @@ impl Controller {
 
     /// Handles events until the pod is to end and no turn runs any more.
     pub fn run(mut self) {
+        if !self.queued.is_empty() {
+            let by_person = self.queued.iter().any(|input| input.from.is_none());
+            if let Err(error) = self.start_turn(Cause::Resume, by_person) {
+                log::error!("cannot start a turn for the inputs of before: {error}"); // they wait for the next one
+            }
+        }
         while !matches!(self.phase, Phase::Over) {
             let next = match self.first_request_due {
                 Some(due) => self.events.recv_deadline(due),
@@ -160,7 +179,7 @@ impl Controller {
                 return Err(WireError::new(ErrorCode::Busy, reason));
             }
             let turn = running.turn;
-            self.queued.push_back(input);
+            self.accept(input)?;
             self.tell_news(NewsKind::Message);
             return Ok(RunReply { turn, queued: true });
         }
@@ -168,8 +187,16 @@ impl Controller {
             return Err(WireError::new(ErrorCode::Conflict, self.alone_too_long()));
         }
         let by_person = input.from.is_none();
-        self.queued.push_back(input);
+        self.accept(input)?;
         self.start_turn(Cause::Run, by_person)
+    }
+
+    /// On disk before it is accepted; in the queue until the turn takes it.
+    fn accept(&mut self, input: Input) -> Result<(), WireError> {
+        let kept = self.context.session.accept(&input);
+        kept.map_err(|error| WireError::new(ErrorCode::Internal, error.to_string()))?;
+        self.queued.push_back(input);
+        Ok(())
     }
 
     fn on_resume(&mut self) -> Result<RunReply, WireError> {

@@ -13,6 +13,7 @@ use std::time::Instant;
 use crossbeam_channel::Receiver;
 
 use crate::heart::controller::Controller;
+use crate::heart::recover::{self, Previous};
 use crate::heart::server;
 use crate::heart::turn::Worker;
 use crate::store::instruction;
@@ -21,17 +22,17 @@ use crate::store::manifest::{self, Layer, Manifest};
 use crate::store::paths::{Directories, RuntimeDirectory, canonical, canonical_rules};
 use crate::store::registry::Registry;
 use crate::store::scope_lock::{ScopeLock, ScopeView};
-use crate::store::session::{self, Session};
+use crate::store::session::{self, Input, Session};
 use crate::sys::signal::{self, EndSignal};
 use crate::sys::{clock, process, socket};
 use crate::tools::context::PodContext;
-use crate::tools::mailbox::{Event, Input, Mailbox};
+use crate::tools::mailbox::{Event, Mailbox};
 use crate::wire::events::{Callback, EventSender};
 use crate::wire::launch::Ready;
 use crate::wire::provider::{Provider, ProviderPlace};
-use crate::words::allocation::{Allocation, AllocationState};
+use crate::words::allocation::{Allocation, AllocationState, Refusal};
 use crate::words::error::{Error, Result};
-use crate::words::identity::{Life, Pid, PodName};
+use crate::words::identity::{Life, Pid, PodId, PodName};
 use crate::words::limits::FAREWELL_DEADLINE;
 use crate::words::message::Item;
 use crate::words::protocol::{PodEvent, Sender};
@@ -54,6 +55,8 @@ pub struct StartOptions {
     pub callback: Option<PathBuf>,
     /// The reservation to take over.
     pub adopt: Option<Life>,
+    /// Whether to go on with the newest session of that name.
+    pub resume: bool,
     /// The first input.
     pub task: Option<String>,
 }
@@ -87,21 +90,30 @@ impl From<Error> for NotStarted {
 /// With the reason, after entry, folder and socket have been taken back.
 pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
     let directories = Directories::from_environment()?;
+    let previous = match options.resume {
+        true => Some(Previous::find(&directories, options.name.as_ref())?),
+        false => None,
+    };
     let current =
         std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
-    let directory = canonical(options.directory.as_deref().unwrap_or(Path::new(".")), &current)?;
+    let before = previous.as_ref().map(|previous| previous.directory.as_path());
+    let directory = canonical(options.directory.as_deref().or(before).unwrap_or(Path::new(".")), &current)?;
     if !directory.is_dir() {
         return Err(
             Error::told(format!("working directory \"{}\" is no directory", directory.display())).into()
         );
     }
-    let mut manifest = manifest::gather(&directories.config, &directory, overlays(&options)?)?;
+    let settings_before = previous.iter().map(|previous| previous.settings.clone());
+    let layers = settings_before.chain(overlays(&options)?).collect();
+    let mut manifest = manifest::gather(&directories.config, &directory, layers)?;
     manifest.provider = Provider::choose(&manifest.provider)?;
     let instruction = instruction::resolve(&manifest.instruction, &directories.config, &directory)?;
     let runtime = Arc::new(RuntimeDirectory::open_or_create(&directories.runtime)?);
     let lock = ScopeLock::new(runtime);
-    let (entry, spawner) = register(&lock, &directories, &directory, &manifest, &options)?;
-    let registered = Registered { lock, directories, directory, manifest, instruction, entry, spawner };
+    let (entry, spawner, lost) =
+        register(&lock, &directories, &directory, &manifest, &options, previous.as_ref())?;
+    let registered =
+        Registered { lock, directories, directory, manifest, instruction, entry, spawner, previous, lost };
     let (lock, entry) = (registered.lock.clone(), registered.entry.clone());
     registered.build(options).inspect_err(|_| {
         let undone = lock.edit(None, |table| {
@@ -131,14 +143,16 @@ fn overlays(options: &StartOptions) -> Result<Vec<Layer>> {
 }
 
 /// Puts the pod's entry into the lock: a new one for a root, its own life in place of the reservation for a
-/// spawned one. Returns the entry and who spawned it.
+/// spawned one, what nobody else holds by now for a resumed one. Returns the entry, who spawned it, and what is
+/// lost.
 fn register(
     lock: &ScopeLock,
     directories: &Directories,
     directory: &Path,
     manifest: &Manifest,
     options: &StartOptions,
-) -> Result<(Allocation, Option<Sender>)> {
+    previous: Option<&Previous>,
+) -> Result<(Allocation, Option<Sender>, Vec<Refusal>)> {
     let pid = Pid::new(process::own_pid())?;
     let stat = process::process_stat(pid.get())
         .ok_or_else(|| Error::told("cannot read /proc/self/stat; is /proc there?"))?;
@@ -148,11 +162,8 @@ fn register(
     let scope_allow: Vec<Rule> = canonical_rules(texts, directory)?;
     scope_allow.iter().try_for_each(|rule| directories.check_scope(rule))?;
     let edited = lock.edit(None, |table| {
-        let entry = if let Some(reservation) = &options.adopt {
-            table.adopt(reservation, life.clone(), pid, stat.start_time)?
-        } else {
-            let pod_id = table.free_id(&name);
-            let entry = Allocation {
+        let root = |pod_id: PodId, name: PodName, scope_allow: Vec<Rule>| -> Result<Allocation> {
+            Ok(Allocation {
                 socket: directories.socket(&pod_id)?.to_string_lossy().into_owned(),
                 pod_id,
                 name,
@@ -165,10 +176,20 @@ fn register(
                 delegated_from: None,
                 since: clock::now_seconds(),
                 extra: BTreeMap::new(),
-            };
+            })
+        };
+        let (entry, lost) = if let Some(reservation) = &options.adopt {
+            (table.adopt(reservation, life.clone(), pid, stat.start_time)?, Vec::new())
+        } else if let Some(previous) = previous {
+            let scope = if options.scope.is_empty() { previous.scope.clone() } else { scope_allow };
+            let entry = root(previous.pod_id.clone(), previous.name.clone(), scope)?;
+            let resumed = table.resume(entry, &session::session_name(&previous.folder), &manifest.limits)?;
+            (resumed.entry, resumed.lost)
+        } else {
+            let entry = root(table.free_id(&name), name, scope_allow)?;
             let refused = |refusal| Error::told(format!("cannot start pod \"{}\": {refusal}", entry.pod_id));
             table.register(entry.clone(), &manifest.limits).map_err(refused)?;
-            entry
+            (entry, Vec::new())
         };
         let spawner = entry.delegated_from.as_ref().and_then(|id| table.get(id));
         let spawner =
@@ -178,7 +199,7 @@ fn register(
         held.record(&entry)?;
         held.keep_until_exit();
         lock.sweep(table);
-        Ok((entry, spawner))
+        Ok((entry, spawner, lost))
     })?;
     Ok(edited.value)
 }
@@ -192,6 +213,8 @@ struct Registered {
     instruction: String,
     entry: Allocation,
     spawner: Option<Sender>,
+    previous: Option<Previous>,
+    lost: Vec<Refusal>,
 }
 
 impl Registered {
@@ -207,7 +230,10 @@ impl Registered {
             private_dir: folder,
         };
         let provider = Provider::new(&self.manifest.provider, place)?;
-        let state_dir = session::create_folder(&self.directories.state, pod_id, &self.entry.life)?;
+        let state_dir = match &self.previous {
+            Some(previous) => previous.folder.clone(),
+            None => session::create_folder(&self.directories.state, pod_id, &self.entry.life)?,
+        };
         let log = session::log_path(&state_dir);
         begin_log(&log)?;
         self.assemble(options, listener, provider, &state_dir)
@@ -221,11 +247,26 @@ impl Registered {
         provider: Provider,
         state_dir: &Path,
     ) -> Result<Pod> {
-        let Registered { lock, directories, directory, manifest, instruction, entry, spawner } = self;
+        let Registered {
+            lock,
+            directories,
+            directory,
+            manifest,
+            instruction,
+            entry,
+            spawner,
+            previous,
+            lost,
+        } = self;
         let own = Sender { pod_id: entry.pod_id.clone(), life: entry.life.clone() };
         let session = Session::open(state_dir)?;
-        let program = env!("CARGO_PKG_VERSION").to_owned();
-        session.append(Item::Session { pod_id: own.pod_id.clone(), program })?;
+        session.append(Item::Session {
+            pod_id: own.pod_id.clone(),
+            name: entry.name.clone(),
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            directory: directory.to_string_lossy().into_owned(),
+            scope: entry.scope_allow.clone(),
+        })?;
         save_manifest(state_dir, &manifest)?;
         let callback = options
             .callback
@@ -251,6 +292,9 @@ impl Registered {
             session,
             mailbox,
         });
+        if previous.is_some() {
+            recover::recover(&context, &lost)?;
+        }
         end_on_signals(&context)?;
         let worker = Worker::new(Arc::clone(&context), provider, instruction)?;
         let controller = Controller::new(Arc::clone(&context), events, worker, first_request_within);

@@ -3,9 +3,7 @@
 //! Runs on the connection's thread, before the controller hears of it. Each effect may be done twice without
 //! harm, and nothing depends on the order of reports.
 
-use std::path::PathBuf;
-
-use crate::store::registry::{Origin, PodRecord};
+use crate::store::registry::Origin;
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::Event;
 use crate::tools::survey;
@@ -116,17 +114,5 @@ fn spawned_below(
     let Some(entry) = held.filter(|entry| context.registry.by_life(&entry.life).is_none()) else {
         return Ok(());
     };
-    let record = PodRecord {
-        pod_id: entry.pod_id.clone(),
-        name: entry.name.clone(),
-        socket: PathBuf::from(&entry.socket),
-        scope: entry.scope_allow.clone(),
-        origin: Origin::Descendant,
-        spawner: entry.delegated_from.clone(),
-        life: entry.life.clone(),
-        state_dir: survey::session_folder(&context.directories.state, &entry.pod_id, &entry.life),
-    };
-    context.registry.add(record.clone())?;
-    context.mailbox.post(Event::Known(record));
-    Ok(())
+    survey::know(context, entry, Origin::Descendant).map(|_| ())
 }

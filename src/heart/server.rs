@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
 use crate::heart::reports;
+use crate::store::registry::Origin;
+use crate::store::session::Input;
 use crate::sys::process::own_uid;
 use crate::sys::socket::{self, Line, LineReader};
 use crate::tools::context::PodContext;
-use crate::tools::mailbox::{Event, Input, shutting_down};
+use crate::tools::mailbox::{Event, shutting_down};
 use crate::tools::survey;
 use crate::words::error::Error;
 use crate::words::identity::Life;
@@ -23,8 +25,8 @@ use crate::words::limits::{
 use crate::words::message::LoggedItem;
 use crate::words::notification::render_message;
 use crate::words::protocol::{
-    Done, ErrorCode, HistoryReply, Method, OutputReply, PROTOCOL_VERSION, PodsReply, Reply, Request, Sender,
-    StatusReply, StreamEvent, WireError, parse_request, too_large,
+    Done, ErrorCode, HistoryReply, Introduction, Method, OutputReply, PROTOCOL_VERSION, PodsReply, Reply,
+    Request, Sender, StatusReply, StreamEvent, WireError, parse_request, too_large,
 };
 use crate::words::scope::{Reach, Rule};
 use crate::words::text::cut_end;
@@ -139,7 +141,7 @@ fn admit(context: &PodContext, request: Request) -> Result<Request, WireError> {
     match &request.method {
         Method::PodEvent(_) => Ok(request), // reports have their own rule, which also fits one that is ending
         Method::Subscribe { .. } => not_allowed("pods do not subscribe; they get reports"),
-        Method::Shutdown | Method::Cancel | Method::Resume => {
+        Method::Shutdown | Method::Cancel | Method::Resume | Method::Introduce { .. } => {
             if is_above(context, &from.life) {
                 Ok(request)
             } else {
@@ -216,12 +218,33 @@ fn answer(context: &PodContext, request: Request) -> Reply {
         Method::ListPods => {
             Reply::from(survey::known_pods(context).map(|pods| PodsReply { pods }).map_err(internal))
         }
+        Method::Introduce { pods } => Reply::from(introduce(context, &pods)),
         Method::Subscribe { .. } => Reply::Error(WireError::new(ErrorCode::Internal, "subscribe streams")),
     }
 }
 
 fn internal(error: Error) -> WireError {
     WireError::new(ErrorCode::Internal, error.to_string())
+}
+
+/// Makes these pods known, as far as the lock has that very life of them. What is known already stays as it is.
+fn introduce(context: &PodContext, pods: &[Introduction]) -> Result<Done, WireError> {
+    if context.is_ending() {
+        return Err(shutting_down());
+    }
+    let table = context.lock.read().map_err(internal)?;
+    for pod in pods {
+        let entry = table.by_life(&pod.life).filter(|entry| entry.pod_id == pod.pod_id);
+        let Some(entry) = entry.filter(|entry| entry.life != context.own.life) else {
+            let reason =
+                format!("pod \"{}\" with that life does not live, or is this pod itself", pod.pod_id);
+            return Err(WireError::new(ErrorCode::UnknownPod, reason));
+        };
+        if context.registry.by_life(&entry.life).is_none() {
+            survey::know(context, entry, Origin::Introduced).map_err(internal)?;
+        }
+    }
+    Ok(Done {})
 }
 
 fn history(context: &PodContext, since: Option<u64>) -> Result<HistoryReply, WireError> {

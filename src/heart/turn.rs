@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use crate::store::session::Session;
+use crate::store::session::{Input, Session};
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
-use crate::tools::mailbox::{Event, Input};
+use crate::tools::mailbox::Event;
 use crate::tools::toolbox::Toolbox;
 use crate::wire::provider::{Failure, ModelRequest, Provider, backoff};
 use crate::words::error::Result;

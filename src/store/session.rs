@@ -9,6 +9,8 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
 use crate::sys::clock;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, PodId};
@@ -16,6 +18,7 @@ use crate::words::limits::MAX_PAGE_BYTES;
 use crate::words::message::{Item, LoggedItem, Summary};
 
 const HISTORY: &str = "history.jsonl";
+const INBOX: &str = "inbox.jsonl";
 const RESULTS: &str = "results";
 const LOG: &str = "pod.log";
 const MANIFEST: &str = "manifest.json";
@@ -39,10 +42,21 @@ struct Log {
     summary: Summary,
 }
 
+/// Text that a pod has accepted, and who sent it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Input {
+    /// The text.
+    pub text: String,
+    /// The pod that sent it, `None` for a person.
+    pub from: Option<PodId>,
+}
+
 /// An open session.
 #[derive(Debug)]
 pub struct Session {
     directory: PathBuf,
+    /// Every accepted input, in order; the history has as many `input` items as have been taken from it.
+    inbox: Option<File>,
     // A channel will not do: readers on connection threads need the offsets while the turn appends.
     log: Mutex<Log>,
 }
@@ -120,20 +134,49 @@ impl Session {
     /// # Errors
     /// When the file cannot be opened, or a complete line is no item; the sentence names file and line.
     pub fn open(directory: &Path) -> Result<Session> {
+        let open = |name: &str| {
+            let path = directory.join(name);
+            let opened = File::options().read(true).append(true).create(true).mode(0o600).open(&path);
+            opened.map_err(|source| Error::io(format!("open \"{}\"", path.display()), source))
+        };
         let path = directory.join(HISTORY);
-        let file = File::options()
-            .read(true)
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|source| Error::io(format!("open history \"{}\"", path.display()), source))?;
-        let log = scan(&path, file)?;
+        let log = scan(&path, open(HISTORY)?)?;
         let committed = log.offsets.last().copied().unwrap_or(0);
         log.file.set_len(committed).map_err(|source| {
             Error::io(format!("cut the unfinished end of \"{}\"", path.display()), source)
         })?;
-        Ok(Session { directory: directory.to_owned(), log: Mutex::new(log) })
+        let inbox = open(INBOX)?;
+        cut_half_line(&inbox)
+            .map_err(|source| Error::io(format!("read \"{}\"", directory.join(INBOX).display()), source))?;
+        Ok(Session { directory: directory.to_owned(), inbox: Some(inbox), log: Mutex::new(log) })
+    }
+
+    /// Keeps an input before it is accepted, so that a killed pod does not lose it.
+    ///
+    /// # Errors
+    /// When it cannot be written; it must be refused then.
+    pub fn accept(&self, input: &Input) -> Result<()> {
+        let failed =
+            |source| Error::io(format!("keep input in \"{}\"", self.directory.join(INBOX).display()), source);
+        let mut line = serde_json::to_vec(input).map_err(|error| failed(error.into()))?;
+        line.push(b'\n');
+        match self.inbox.as_ref() {
+            Some(mut inbox) => inbox.write_all(&line).map_err(failed),
+            None => Err(failed(io::ErrorKind::ReadOnlyFilesystem.into())),
+        }
+    }
+
+    /// The inputs that were accepted and have not reached the conversation. A half line was never accepted.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn unheard(&self) -> Result<Vec<Input>> {
+        let path = self.directory.join(INBOX);
+        let text = std::fs::read(&path)
+            .map_err(|source| Error::io(format!("read \"{}\"", path.display()), source))?;
+        let heard = usize::try_from(self.summary().inputs).unwrap_or(usize::MAX);
+        let lines = text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n"));
+        Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).skip(heard).collect())
     }
 
     /// Opens the history in a session folder for reading only, as it is.
@@ -145,7 +188,7 @@ impl Session {
         let file = File::open(&path)
             .map_err(|source| Error::io(format!("open history \"{}\"", path.display()), source))?;
         let log = scan(&path, file)?;
-        Ok(Session { directory: directory.to_owned(), log: Mutex::new(log) })
+        Ok(Session { directory: directory.to_owned(), inbox: None, log: Mutex::new(log) })
     }
 
     /// The session's folder.
@@ -276,6 +319,13 @@ impl Session {
     }
 }
 
+fn cut_half_line(mut file: &File) -> io::Result<()> {
+    let mut text = Vec::new();
+    io::Read::read_to_end(&mut file, &mut text)?;
+    let committed = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+    file.set_len(committed as u64)
+}
+
 fn scan(path: &Path, file: File) -> Result<Log> {
     let failed = |source| Error::io(format!("read history \"{}\"", path.display()), source);
     let mut reader = BufReader::with_capacity(64 << 10, &file);
@@ -334,6 +384,19 @@ mod tests {
             assert_eq!(session.items().unwrap(), vec![input("whole")]);
             assert_eq!(std::fs::read(&path).unwrap(), whole);
         }
+    }
+
+    #[test]
+    fn accepted_inputs_that_were_not_heard_are_kept() {
+        let place = tempfile::tempdir().unwrap();
+        let session = Session::open(place.path()).unwrap();
+        let inputs = ["a", "b\nc", "d"].map(|text| Input { text: text.into(), from: None });
+        inputs.iter().for_each(|input| session.accept(input).unwrap());
+        session.append(input("a")).unwrap();
+        let path = place.path().join(INBOX);
+        let torn = [std::fs::read(&path).unwrap(), b"{\"text\":\"to".to_vec()].concat();
+        std::fs::write(&path, torn).unwrap();
+        assert_eq!(Session::open(place.path()).unwrap().unheard().unwrap(), inputs[1..]);
     }
 
     #[test]

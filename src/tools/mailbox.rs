@@ -8,7 +8,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::store::registry::PodRecord;
-use crate::words::identity::{Life, PodId};
+use crate::store::session::Input;
+use crate::words::identity::Life;
 use crate::words::message::{LoggedItem, TurnResult};
 use crate::words::notification::Notice;
 use crate::words::protocol::{
@@ -17,15 +18,6 @@ use crate::words::protocol::{
 
 /// Events that wait for the controller.
 const MAILBOX_EVENTS_MAX: usize = 1024;
-
-/// Text for the model, and who sent it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Input {
-    /// The text.
-    pub text: String,
-    /// The pod that sent it, `None` for a person.
-    pub from: Option<PodId>,
-}
 
 /// What the controller knows of the pod's state.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -22,7 +22,7 @@ use crate::wire::provider::ToolSpec;
 use crate::words::allocation::AllocationTable;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, PodId};
-use crate::words::protocol::{Method, OutputReply, RunReply, Status, StatusReply};
+use crate::words::protocol::{Done, Introduction, Method, OutputReply, RunReply, Status, StatusReply};
 
 /// How long WaitPods waits when the model does not say, in seconds.
 const WAIT_SECONDS: u64 = 300;
@@ -51,6 +51,13 @@ struct StopInput {
     pod_id: String,
     #[serde(default)]
     tree: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct IntroduceInput {
+    to: String,
+    pod_id: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -118,6 +125,13 @@ pub fn specs() -> Vec<ToolSpec> {
                     "description": "default 300" }
             }),
             &[],
+        ),
+        spec(
+            "IntroducePod",
+            "Let the pod `to`, which you spawned or which is below you, know another pod: it may then send to it \
+             and read it, not stop it.",
+            json!({ "to": pod_id, "pod_id": pod_id }),
+            &["to", "pod_id"],
         ),
     ]
 }
@@ -248,6 +262,19 @@ pub fn stop_pod(context: &PodContext, input: Value, cancel: &Cancel) -> Result<V
         return Err(Error::told(format!("pod \"{pod_id}\" is not stopped: {error}")));
     }
     Ok(if input.tree { json!({ "stopped": stopped }) } else { json!(stopped.first()) })
+}
+
+/// Runs IntroducePod.
+///
+/// # Errors
+/// When one of the two is not known, or `to` does not take introductions from this pod.
+pub fn introduce(context: &PodContext, input: Value) -> Result<Value> {
+    let input: IntroduceInput = read_input("IntroducePod", input)?;
+    let to = known(&context.registry, &input.to)?;
+    let other = known(&context.registry, &input.pod_id)?;
+    let pods = vec![Introduction { pod_id: other.pod_id.clone(), life: other.life }];
+    client::ask::<Done>(&address_of_record(&to), Some(&context.own), Method::Introduce { pods })?;
+    Ok(json!({ "to": to.pod_id, "knows": other.pod_id }))
 }
 
 fn forget_if_dead(context: &PodContext, table: &AllocationTable, life: &Life) -> Result<()> {

@@ -226,19 +226,7 @@ impl Begun<'_> {
         let Some(entry) = entry.filter(|entry| entry.pod_id == ready.pod_id) else {
             return Err(Error::told("it said that it was ready, but it has no entry in scope.lock"));
         };
-        let record = PodRecord {
-            pod_id: entry.pod_id.clone(),
-            name: entry.name.clone(),
-            socket: PathBuf::from(&entry.socket),
-            scope: entry.scope_allow.clone(),
-            origin: Origin::Spawned,
-            spawner: Some(self.context.own.pod_id.clone()),
-            life: entry.life.clone(),
-            state_dir: survey::session_folder(&self.context.directories.state, &entry.pod_id, &entry.life),
-        };
-        self.context.registry.add(record.clone())?;
-        self.context.mailbox.post(Event::Known(record.clone()));
-        Ok(record)
+        survey::know(self.context, entry, Origin::Spawned)
     }
 
     fn give_task(&self, record: &PodRecord, task: &str, cancel: &Cancel) -> Result<()> {

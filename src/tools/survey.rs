@@ -14,7 +14,7 @@ use crate::words::allocation::{Allocation, AllocationTable};
 use crate::words::error::Result;
 use crate::words::identity::{Life, PodId};
 use crate::words::limits::MAX_LAST_RESPONSE_BYTES;
-use crate::words::message::{Summary, TurnResult};
+use crate::words::message::{Summary, TurnResult, Usage};
 use crate::words::protocol::{KnownPod, Method, Status, StatusReply};
 use crate::words::text::cut_end;
 
@@ -87,11 +87,44 @@ pub fn known_pods(context: &PodContext) -> Result<Vec<KnownPod>> {
     records.sort_by_key(depth);
     let addresses: Vec<Address> = records.iter().map(address_of_record).collect();
     let answers = ask_all(&addresses, Some(&context.own));
-    Ok(records
-        .iter()
-        .zip(answers)
-        .map(|(record, answer)| describe(&context.lock, &table, record, answer))
-        .collect())
+    let described = records.iter().zip(answers);
+    let mut pods: Vec<KnownPod> =
+        described.map(|(record, answer)| describe(&context.lock, &table, record, answer)).collect();
+    let usages: Vec<(PodId, Usage)> = pods.iter().map(|pod| (pod.pod_id.clone(), pod.usage)).collect();
+    for pod in &mut pods {
+        pod.usage_tree = usage_of_tree(&table, &pod.pod_id, &usages);
+    }
+    Ok(pods)
+}
+
+/// The tokens of a pod and of all below it, as far as `usages` has them.
+#[must_use]
+pub fn usage_of_tree(table: &AllocationTable, pod_id: &PodId, usages: &[(PodId, Usage)]) -> Usage {
+    let below = table.subtree(pod_id);
+    let is_in_tree = |id: &PodId| id == pod_id || below.iter().any(|entry| entry.pod_id == *id);
+    let mut sum = Usage::default();
+    usages.iter().filter(|(id, _)| is_in_tree(id)).for_each(|(_, usage)| sum += *usage);
+    sum
+}
+
+/// Makes the pod of an entry known: recorded on disk, and watched.
+///
+/// # Errors
+/// When the registry cannot be written.
+pub fn know(context: &PodContext, entry: &Allocation, origin: Origin) -> Result<PodRecord> {
+    let record = PodRecord {
+        pod_id: entry.pod_id.clone(),
+        name: entry.name.clone(),
+        socket: PathBuf::from(&entry.socket),
+        scope: entry.scope_allow.clone(),
+        origin,
+        spawner: entry.delegated_from.clone(),
+        life: entry.life.clone(),
+        state_dir: session_folder(&context.directories.state, &entry.pod_id, &entry.life),
+    };
+    context.registry.add(record.clone())?;
+    context.mailbox.post(Event::Known(record.clone()));
+    Ok(record)
 }
 
 /// Makes every entry below this pod that is not known yet a known one.
@@ -104,18 +137,7 @@ pub fn add_descendants(context: &PodContext, table: &AllocationTable) -> Result<
         if !is_there || context.registry.by_life(&allocation.life).is_some() {
             continue;
         }
-        let record = PodRecord {
-            pod_id: allocation.pod_id.clone(),
-            name: allocation.name.clone(),
-            socket: PathBuf::from(&allocation.socket),
-            scope: allocation.scope_allow.clone(),
-            origin: Origin::Descendant,
-            spawner: allocation.delegated_from.clone(),
-            life: allocation.life.clone(),
-            state_dir: session_folder(&context.directories.state, &allocation.pod_id, &allocation.life),
-        };
-        context.registry.add(record.clone())?;
-        context.mailbox.post(Event::Known(record));
+        know(context, allocation, Origin::Descendant)?;
     }
     Ok(())
 }
@@ -136,7 +158,8 @@ fn describe(
         scope: record.scope.clone(),
         last_response: String::new(),
         turn: 0,
-        usage: Default::default(),
+        usage: Usage::default(),
+        usage_tree: Usage::default(),
         spawner: entry.and_then(|entry| entry.delegated_from.clone()),
         socket: record.socket.to_string_lossy().into_owned(),
     };

@@ -83,6 +83,7 @@ impl Toolbox {
             "ReadPodOutput" => pods::read(context, input)?,
             "StopPod" => pods::stop_pod(context, input, cancel)?,
             "ListPods" => pods::list(context, input)?,
+            "IntroducePod" => pods::introduce(context, input)?,
             "WaitPods" => pods::wait(context, input, cancel)?,
             "ReadFile" => return self.desk.read_file(&scope()?, input, cancel),
             "WriteFile" => return self.desk.write_file(&scope()?, input, cancel),

@@ -143,6 +143,15 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
+/// What a pod that goes on with its session got.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Resumed {
+    /// Its entry.
+    pub entry: Allocation,
+    /// Why each of its old rules that is not in the entry is gone.
+    pub lost: Vec<Refusal>,
+}
+
 /// All entries of `scope.lock`; always valid.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AllocationTable {
@@ -402,6 +411,48 @@ impl AllocationTable {
         entry.start_time = start_time;
         entry.state = AllocationState::Live;
         Ok(entry.clone())
+    }
+
+    /// Adds a pod that goes on with the session `session` under its old id, and takes its children back.
+    ///
+    /// Of its old rules it keeps those that nobody else holds a part of; each other one is named in `lost`. The
+    /// roots that this session spawned come back under it when their writing lies inside what it keeps; those
+    /// under another living pod stay there.
+    ///
+    /// # Errors
+    /// `Refusal::Entry` when a pod of this id lives, `Refusal::Limit` as for any start.
+    pub fn resume(&mut self, entry: Allocation, session: &str, limits: &Limits) -> Result<Resumed, Refusal> {
+        self.check_new(&entry, limits)?;
+        let is_orphan =
+            |a: &&Allocation| a.spawned_by.as_deref() == Some(session) && a.delegated_from.is_none();
+        let mut children: Vec<PodId> =
+            self.allocations.iter().filter(is_orphan).map(|a| a.pod_id.clone()).collect();
+        let (kept, lost) = loop {
+            let below = children.iter().flat_map(|id| self.subtree(id)).map(|a| a.pod_id.clone());
+            let family: Vec<PodId> = below.chain(children.iter().cloned()).collect();
+            let (mut kept, mut lost) = (Vec::new(), Vec::new());
+            for rule in &entry.scope_allow {
+                match self.conflict(rule, Some(&family)).filter(|_| rule.writes()) {
+                    Some(refusal) => lost.push(refusal),
+                    None => kept.push(rule.clone()),
+                }
+            }
+            // A child outside what is kept is no child any more, and may hold what another rule needs.
+            let fits = |child: &Allocation| {
+                child.write_rules().all(|rule| kept.iter().any(|own| own.writes() && own.contains(rule)))
+            };
+            let before = children.len();
+            children.retain(|id| self.get(id).is_some_and(fits));
+            if children.len() == before {
+                break (kept, lost);
+            }
+        };
+        for child in self.allocations.iter_mut().filter(|a| children.contains(&a.pod_id)) {
+            child.delegated_from = Some(entry.pod_id.clone());
+        }
+        let entry = Allocation { scope_allow: kept, delegated_from: None, ..entry };
+        self.allocations.push(entry.clone());
+        Ok(Resumed { entry, lost })
     }
 
     /// Takes the entry of this very life out; its children go to its own spawner. `None` when it is not there.
@@ -679,6 +730,37 @@ pub(crate) mod tests {
         let adopted = table.adopt(&reservation, life.clone(), Pid::new(77).unwrap(), 5).unwrap();
         assert_eq!((adopted.life, adopted.state), (life.clone(), AllocationState::Live));
         assert!(table.adopt(&reservation, life, Pid::new(78).unwrap(), 5).is_err());
+    }
+
+    #[test]
+    fn a_resumed_pod_takes_its_orphans_back_and_is_told_what_it_lost() {
+        let mut table = family();
+        table.allocations[1].spawned_by = Some("root/1".into());
+        let old = table.get(&id("root")).unwrap().clone();
+        table.release(&old.life);
+        assert_eq!(table.get(&id("mid")).unwrap().delegated_from, None);
+        table.register(entry("other", 8, &["/x/y:write"], None), &Limits::default()).unwrap();
+        let again = entry("root", 9, &["/w:write", "/x:write"], None);
+        let resumed = table.resume(again.clone(), "root/1", &Limits::default()).unwrap();
+        table.validate().unwrap();
+        assert_eq!(resumed.entry.scope_allow.len(), 1);
+        assert!(resumed.lost[0].to_string().contains("\"other\""), "{:?}", resumed.lost);
+        assert_eq!(table.get(&id("mid")).unwrap().delegated_from, Some(id("root")));
+        assert!(table.resume(again, "root/1", &Limits::default()).is_err(), "it lives already");
+    }
+
+    #[test]
+    fn an_orphan_outside_what_a_resumed_pod_keeps_stays_a_root() {
+        let mut table = AllocationTable::default();
+        let limits = Limits::default();
+        let mut orphan = entry("kid", 2, &["/w/a:write"], None);
+        orphan.spawned_by = Some("root/1".into());
+        table.register(orphan, &limits).unwrap();
+        table.register(entry("other", 3, &["/w/b:write"], None), &limits).unwrap();
+        let resumed = table.resume(entry("root", 9, &["/w:write"], None), "root/1", &limits).unwrap();
+        table.validate().unwrap();
+        assert!(resumed.entry.scope_allow.is_empty());
+        assert_eq!(table.get(&id("kid")).unwrap().delegated_from, None);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::ops::AddAssign;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::words::identity::PodId;
+use crate::words::identity::{PodId, PodName};
+use crate::words::scope::Rule;
 
 /// Why a turn began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,8 +107,14 @@ pub enum Item {
     Session {
         /// The pod whose history this is.
         pod_id: PodId,
+        /// The name it was asked to have.
+        name: PodName,
         /// Version of the program that wrote it.
         program: String,
+        /// Its working directory.
+        directory: String,
+        /// Its own rules at that time.
+        scope: Vec<Rule>,
     },
     /// A turn began.
     TurnStarted {
@@ -180,6 +187,8 @@ pub struct Summary {
     pub usage: Usage,
     /// Requests to the model so far, the failed ones included.
     pub requests: u64,
+    /// Texts from people and pods that have reached the conversation.
+    pub inputs: u64,
     /// How the last turn ended; `None` before the first end and while a turn runs.
     pub last_result: Option<TurnResult>,
 }
@@ -205,10 +214,8 @@ impl Summary {
             }
             Item::ModelError { .. } => self.requests += 1,
             Item::TurnEnded { result, .. } => self.last_result = Some(*result),
-            Item::Session { .. }
-            | Item::Input { .. }
-            | Item::Notification { .. }
-            | Item::ToolResult { .. } => {}
+            Item::Input { .. } => self.inputs += 1,
+            Item::Session { .. } | Item::Notification { .. } | Item::ToolResult { .. } => {}
         }
     }
 }
@@ -241,7 +248,13 @@ mod tests {
         let call =
             ToolCall { id: "c1".into(), name: "ReadFile".into(), input: serde_json::json!({"path": "a"}) };
         vec![
-            Item::Session { pod_id: PodId::new("main").unwrap(), program: "0.1.0".into() },
+            Item::Session {
+                pod_id: PodId::new("main").unwrap(),
+                name: PodName::new("main").unwrap(),
+                program: "0.1.0".into(),
+                directory: "/w".into(),
+                scope: vec![],
+            },
             Item::TurnStarted { turn: 1, cause: Cause::Run },
             Item::Input { text: "do it".into(), from: None },
             Item::Notification { text: "<notices/>".into() },

@@ -121,11 +121,26 @@ pub enum Method {
     },
     /// The pods this one knows. Always.
     ListPods,
+    /// Know these pods from now on. From the line of spawners or a person; not while ending.
+    Introduce {
+        /// The pods.
+        pods: Vec<Introduction>,
+    },
     /// Event lines as they happen. People only.
     Subscribe {
         /// The first item wanted; without it only what comes.
         since: Option<u64>,
     },
+}
+
+/// A pod as another one is introduced to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Introduction {
+    /// Its id.
+    pub pod_id: PodId,
+    /// Its life.
+    pub life: Life,
 }
 
 #[derive(Deserialize)]
@@ -147,6 +162,12 @@ struct RunParams {
 #[serde(deny_unknown_fields)]
 struct NotifyParams {
     message: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct IntroduceParams {
+    pods: Vec<Introduction>,
 }
 
 #[derive(Serialize, Deserialize, Default)]
@@ -179,6 +200,7 @@ pub fn parse_request(line: &[u8]) -> Result<Request, WireError> {
     let method = match envelope.method.as_str() {
         "run" => Method::Run { input: required::<RunParams>("run", params)?.input },
         "notify" => Method::Notify { message: required::<NotifyParams>("notify", params)?.message },
+        "introduce" => Method::Introduce { pods: required::<IntroduceParams>("introduce", params)?.pods },
         "pod_event" => Method::PodEvent(required("pod_event", params)?),
         "resume" => optional::<NoParams, _>("resume", params, |_| Method::Resume)?,
         "cancel" => optional::<NoParams, _>("cancel", params, |_| Method::Cancel)?,
@@ -239,6 +261,7 @@ impl Method {
             Method::Status => "status",
             Method::ReadOutput { .. } => "read_output",
             Method::ListPods => "list_pods",
+            Method::Introduce { .. } => "introduce",
             Method::Subscribe { .. } => "subscribe",
         }
     }
@@ -248,6 +271,7 @@ impl Method {
             Method::Run { input } => json!({ "input": input }),
             Method::Notify { message } => json!({ "message": message }),
             Method::PodEvent(event) => json!(event),
+            Method::Introduce { pods } => json!({ "pods": pods }),
             Method::GetHistory { since } | Method::ReadOutput { since } | Method::Subscribe { since } => {
                 json!(SinceParams { since: *since })
             }
@@ -528,6 +552,9 @@ pub struct KnownPod {
     /// Tokens so far.
     #[serde(default)]
     pub usage: Usage,
+    /// Tokens so far, those of the pods below it included.
+    #[serde(default)]
+    pub usage_tree: Usage,
     /// The pod whose scope its own was lent from.
     pub spawner: Option<PodId>,
     /// Its socket.
@@ -680,6 +707,7 @@ mod tests {
             Method::Status,
             Method::ReadOutput { since: Some(0) },
             Method::ListPods,
+            Method::Introduce { pods: vec![Introduction { pod_id: pod("b"), life: life() }] },
             Method::Subscribe { since: None },
         ];
         methods.extend(events().into_iter().map(Method::PodEvent));

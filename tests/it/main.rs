@@ -16,4 +16,5 @@ mod launch;
 mod people;
 mod providers;
 mod readme;
+mod resuming;
 mod world;

@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use insomnia::store::life;
+use insomnia::store::paths::RuntimeDirectory;
 use insomnia::sys::process::{self, ErrorOutput, Program};
+use insomnia::words::identity::Life;
 
 /// Nothing in the tests takes this long unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -205,12 +208,16 @@ impl World {
         i32::try_from(entry["pid"].as_i64().unwrap()).unwrap()
     }
 
-    /// Kills a pod with SIGKILL and waits until its process is gone.
+    /// Kills a pod with SIGKILL and waits until its process is gone and its life is free, which may come a
+    /// moment later: a process counts as a zombie once its first thread has ended.
     pub fn kill(&self, pod_id: &str) {
         let pid = self.pid(pod_id);
+        let life = Life::new(self.entry(pod_id).unwrap()["life"].as_str().unwrap()).unwrap();
         let stat = process::process_stat(pid).expect("it lives");
         process::kill_exactly(pid, stat.start_time).unwrap();
         wait_until("the killed process is gone", || !lives(pid));
+        let runtime = RuntimeDirectory::open(&self.runtime()).unwrap();
+        wait_until("its life is free", || life::probe(&runtime, &life) != life::Holding::Held);
     }
 
     /// Sends a signal by name to a pod, such as `STOP`, `CONT` or `TERM`.
