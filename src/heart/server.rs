@@ -2,9 +2,10 @@
 //!
 //! Connections wait for the disk, the lock and other pods, so that the controller never does.
 
+use std::collections::VecDeque;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
@@ -34,16 +35,19 @@ use crate::words::text::cut_end;
 /// How often a stream with nothing to say looks whether its client is still there.
 const CLIENT_CHECK: Duration = Duration::from_secs(2);
 
+/// How long a new client waits for the slot of a silent one that was cut.
+const EVICTION_LIMIT: Duration = Duration::from_millis(100);
+
 /// Accepts connections on a thread of its own until the process ends.
 ///
 /// # Errors
 /// When the thread cannot be started.
 pub fn serve(listener: UnixListener, context: Arc<PodContext>) -> std::io::Result<()> {
     let run = move || {
-        let open = Arc::new(AtomicUsize::new(0));
+        let slots = Slots::new();
         for stream in listener.incoming() {
             match stream {
-                Ok(stream) => accept(stream, &context, &open),
+                Ok(stream) => accept(stream, &context, &slots),
                 Err(error) => {
                     log::warn!("cannot accept a connection: {error}"); // no descriptors; they come back
                     std::thread::sleep(Duration::from_millis(10));
@@ -58,30 +62,77 @@ pub fn serve(listener: UnixListener, context: Arc<PodContext>) -> std::io::Resul
         .map(|_| ())
 }
 
-/// Counts one open connection for as long as it lives.
-struct Slot(Arc<AtomicUsize>);
+/// The places for connections. When all are taken, the client that has been silent longest makes room, so that
+/// clients which connect and say nothing keep nobody out.
+struct Slots {
+    free: Receiver<()>,
+    give_back: crossbeam_channel::Sender<()>,
+    // A channel will not do: each connection takes itself out, from the middle, once it has spoken.
+    silent: Arc<Mutex<VecDeque<(u64, UnixStream)>>>,
+    opened: AtomicU64,
+}
 
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+/// One place, held by a connection for as long as it lives.
+struct Slot {
+    number: u64,
+    silent: Arc<Mutex<VecDeque<(u64, UnixStream)>>>,
+    give_back: crossbeam_channel::Sender<()>,
+}
+
+impl Slots {
+    fn new() -> Slots {
+        let (give_back, free) = bounded(MAX_CONNECTIONS);
+        (0..MAX_CONNECTIONS).for_each(|_| {
+            let _ = give_back.try_send(()); // the channel has room for exactly these
+        });
+        Slots { free, give_back, silent: Arc::default(), opened: AtomicU64::new(0) }
+    }
+
+    /// A place for this connection; `None` when all are taken by clients that are being served.
+    fn take(&self, stream: &UnixStream) -> Option<Slot> {
+        if self.free.try_recv().is_err() {
+            let (_, silent) = lock(&self.silent).pop_front()?;
+            let _ = silent.shutdown(std::net::Shutdown::Both); // its thread sees a close and gives its place back
+            self.free.recv_timeout(EVICTION_LIMIT).ok()?;
+        }
+        let number = self.opened.fetch_add(1, Ordering::Relaxed);
+        let slot = Slot { number, silent: Arc::clone(&self.silent), give_back: self.give_back.clone() };
+        if let Ok(stream) = stream.try_clone() {
+            lock(&self.silent).push_back((number, stream)); // without one it is merely not cut early
+        }
+        Some(slot)
     }
 }
 
-fn accept(mut stream: UnixStream, context: &Arc<PodContext>, open: &Arc<AtomicUsize>) {
-    let slot = Slot(Arc::clone(open));
-    if open.fetch_add(1, Ordering::SeqCst) >= MAX_CONNECTIONS {
+impl Slot {
+    /// The client has spoken, or is gone: it will not be cut for its silence.
+    fn has_spoken(&self) {
+        lock(&self.silent).retain(|(number, _)| *number != self.number);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.has_spoken();
+        let _ = self.give_back.try_send(()); // there is room for every place
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn accept(mut stream: UnixStream, context: &Arc<PodContext>, slots: &Slots) {
+    let Some(slot) = slots.take(&stream) else {
         let reason = format!("{MAX_CONNECTIONS} connections are open already; try again later");
         let reply = Reply::Error(WireError::new(ErrorCode::Busy, reason));
         // A fresh socket takes a short line at once; a full one is not worth a wait.
         let _ = stream.set_nonblocking(true);
         let _ = std::io::Write::write(&mut stream, reply.to_line().as_bytes());
         return;
-    }
-    let context = Arc::clone(context);
-    let run = move || {
-        connection(stream, &context);
-        drop(slot);
     };
+    let context = Arc::clone(context);
+    let run = move || connection(stream, &context, &slot);
     let started =
         std::thread::Builder::new().name("connection".into()).stack_size(crate::sys::STACK_BYTES).spawn(run);
     if let Err(error) = started {
@@ -89,7 +140,7 @@ fn accept(mut stream: UnixStream, context: &Arc<PodContext>, open: &Arc<AtomicUs
     }
 }
 
-fn connection(mut stream: UnixStream, context: &PodContext) {
+fn connection(mut stream: UnixStream, context: &PodContext, slot: &Slot) {
     let Ok(reading) = stream.try_clone() else { return };
     // Who calls is checked before anything is read. Root may do so anyway by other means.
     match socket::peer_uid(&stream) {
@@ -102,7 +153,9 @@ fn connection(mut stream: UnixStream, context: &PodContext) {
         Err(error) => return log::warn!("cannot see who connects: {error}"), // then nobody is served
     }
     let mut lines = LineReader::new(reading);
-    let request = match lines.read_line(MAX_LINE_BYTES, Instant::now() + WIRE_TIMEOUT) {
+    let line = lines.read_line(MAX_LINE_BYTES, Instant::now() + WIRE_TIMEOUT);
+    slot.has_spoken();
+    let request = match line {
         Line::Complete(line) => parse_request(&line),
         Line::TooLong => Err(too_large()),
         Line::Closed => return, // a peer that vanishes is no fault
