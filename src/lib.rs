@@ -30,7 +30,7 @@ pub mod sys {
     ///
     /// Untouched pages of a stack cost address space only; the deepest allowed request (128 levels of JSON) is
     /// parsed on such a thread in the tests.
-    pub const STACK_BYTES: usize = 256 << 10;
+    pub const STACK_BYTES: usize = 512 << 10;
 }
 
 /// What lies on disk.

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::words::identity::{Life, Pid, PodId, PodName};
@@ -143,11 +144,14 @@ pub struct Introduction {
     pub life: Life,
 }
 
+/// `params` stays text until the method says what belongs there: a line of a million small values would cost
+/// many times its length as a tree, and a deeply nested one the stack.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Envelope {
+struct Envelope<'a> {
     method: String,
-    params: Option<Value>,
+    #[serde(borrow)]
+    params: Option<&'a RawValue>,
     from: Option<Sender>,
     to: Option<Life>,
 }
@@ -194,7 +198,7 @@ pub fn parse_request(line: &[u8]) -> Result<Request, WireError> {
     if !text.trim_start_matches([' ', '\t']).starts_with('{') {
         return Err(bad("the line is no JSON object".into())); // serde would also take a list for a struct
     }
-    let envelope: Envelope =
+    let envelope: Envelope<'_> =
         serde_json::from_str(text).map_err(|error| bad(format!("the line is no request: {error}")))?;
     let params = envelope.params;
     let method = match envelope.method.as_str() {
@@ -228,20 +232,20 @@ pub fn too_large() -> WireError {
     WireError::new(ErrorCode::TooLarge, format!("a request line is at most {MAX_LINE_BYTES} bytes"))
 }
 
-fn required<P: DeserializeOwned>(method: &str, params: Option<Value>) -> Result<P, WireError> {
-    let params = params.filter(Value::is_object).ok_or_else(|| {
+fn required<P: DeserializeOwned>(method: &str, params: Option<&RawValue>) -> Result<P, WireError> {
+    let params = params.map(RawValue::get).filter(|text| text.starts_with('{')).ok_or_else(|| {
         WireError::new(ErrorCode::BadRequest, format!("params of \"{method}\" must be an object"))
     })?;
-    serde_json::from_value(params)
+    serde_json::from_str(params)
         .map_err(|error| WireError::new(ErrorCode::BadRequest, format!("params of \"{method}\": {error}")))
 }
 
-fn optional<P, M>(method: &str, params: Option<Value>, make: impl FnOnce(P) -> M) -> Result<M, WireError>
+fn optional<P, M>(method: &str, params: Option<&RawValue>, make: impl FnOnce(P) -> M) -> Result<M, WireError>
 where
     P: DeserializeOwned + Default,
 {
-    match params {
-        None | Some(Value::Null) => Ok(make(P::default())),
+    match params.filter(|params| params.get() != "null") {
+        None => Ok(make(P::default())),
         Some(params) => required(method, Some(params)).map(make),
     }
 }
@@ -341,7 +345,7 @@ impl<T: Serialize> From<Result<T, WireError>> for Reply {
 
 /// A life-cycle report of a pod to its spawner.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "event", rename_all = "snake_case", try_from = "EventFields")]
 pub enum PodEvent {
     /// A turn finished.
     TurnEnded {
@@ -380,6 +384,66 @@ pub enum PodEvent {
         /// What it was lent.
         scope: Vec<Rule>,
     },
+}
+
+/// Every field of any report. Read flat, because a tagged enum would first build a tree of whatever came.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EventFields {
+    event: String,
+    pod_name: Option<PodId>,
+    started_by: Option<StartedBy>,
+    turn: Option<u64>,
+    message: Option<String>,
+    parent_pod: Option<PodId>,
+    sub_pod: Option<PodId>,
+    sub_socket: Option<String>,
+    scope: Option<Vec<Rule>>,
+}
+
+impl TryFrom<EventFields> for PodEvent {
+    type Error = String;
+
+    fn try_from(fields: EventFields) -> Result<PodEvent, String> {
+        let EventFields {
+            event,
+            pod_name,
+            started_by,
+            turn,
+            message,
+            parent_pod,
+            sub_pod,
+            sub_socket,
+            scope,
+        } = fields;
+        // Fields that belong to another report must be absent, as unknown ones must.
+        match (event.as_str(), pod_name, started_by, turn, message, parent_pod, sub_pod, sub_socket, scope) {
+            ("turn_ended", Some(pod_name), started_by, turn, None, None, None, None, None) => {
+                Ok(PodEvent::TurnEnded { pod_name, started_by, turn })
+            }
+            ("errored", Some(pod_name), None, turn, Some(message), None, None, None, None) => {
+                Ok(PodEvent::Errored { pod_name, message, turn })
+            }
+            ("shut_down", Some(pod_name), None, None, None, None, None, None, None) => {
+                Ok(PodEvent::ShutDown { pod_name })
+            }
+            (
+                "scope_sub_delegated",
+                None,
+                None,
+                None,
+                None,
+                Some(parent_pod),
+                Some(sub_pod),
+                Some(sub_socket),
+                Some(scope),
+            ) => Ok(PodEvent::ScopeSubDelegated { parent_pod, sub_pod, sub_socket, scope }),
+            ("turn_ended" | "errored" | "shut_down" | "scope_sub_delegated", ..) => {
+                Err(format!("event \"{event}\" lacks a field, or has one of another event"))
+            }
+            _ => Err("there is no such event".into()),
+        }
+    }
 }
 
 impl PodEvent {
