@@ -129,7 +129,7 @@ fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End>
     // Life held and start time equal, looked at right before: the number in the file alone is never trusted.
     if life::probe(runtime, &target.life) == life::Holding::Held {
         if let Err(error) = process::kill_exactly(target.pid.get(), target.start_time) {
-            log::warn!("cannot kill pod \"{}\" (pid {}): {error}", target.pid, target.pod_id); // its life decides
+            log::warn!("cannot kill pod \"{}\" (pid {}): {error}", target.pod_id, target.pid); // its life decides
         }
     }
     if ended_within(KILL_LIMIT) {
