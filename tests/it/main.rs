@@ -17,4 +17,5 @@ mod people;
 mod providers;
 mod readme;
 mod resuming;
+mod protocol;
 mod world;

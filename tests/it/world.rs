@@ -56,6 +56,17 @@ impl World {
         self.manifest(json!({ "provider": { "kind": "script", "file": self.path("script.json") } }));
     }
 
+    /// A world whose pods get these replies and, over the defaults, these settings.
+    pub fn with_settings(pods: Value, settings: Value) -> World {
+        let world = World::with_script(pods);
+        let mut manifest = json!({ "provider": { "kind": "script", "file": world.path("script.json") } });
+        for (key, value) in settings.as_object().unwrap() {
+            manifest[key] = value.clone();
+        }
+        world.manifest(manifest);
+        world
+    }
+
     pub fn manifest(&self, manifest: Value) {
         std::fs::write(self.path("config/insomnia/manifest.json"), manifest.to_string()).unwrap();
     }
@@ -98,6 +109,17 @@ impl World {
         self.run(env!("CARGO_BIN_EXE_pod"), args)
     }
 
+    /// Starts a pod that must start, with more variables in its environment; returns its ready line.
+    pub fn start_with_env(&self, variables: &[(&str, &str)], args: &[&str]) -> Value {
+        let mut program = self.program(env!("CARGO_BIN_EXE_pod"), args);
+        for (name, value) in variables {
+            program = program.env(name, value);
+        }
+        let ran = ran(program);
+        assert_eq!(ran.code, Some(0), "pod {args:?}: {}", ran.stderr);
+        serde_json::from_str(&ran.stdout).unwrap()
+    }
+
     /// Runs the `insomnia` command.
     pub fn insomnia<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Ran {
         self.run(env!("CARGO_BIN_EXE_insomnia"), args)
@@ -118,7 +140,7 @@ impl World {
     pub fn raw(&self, pod_id: &str, line: &[u8]) -> String {
         let mut stream = UnixStream::connect(self.socket(pod_id)).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(line).unwrap();
+        let _ = stream.write_all(line); // one that is too long is cut before its end
         let mut reply = String::new();
         let _ = BufReader::new(stream).read_line(&mut reply); // a reset after the reply is fine
         reply
@@ -172,6 +194,34 @@ impl World {
         let Some(newest) = folders.last() else { return Vec::new() };
         let text = std::fs::read_to_string(newest.join("history.jsonl")).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// The life of a living pod.
+    pub fn life(&self, pod_id: &str) -> String {
+        self.entry(pod_id).unwrap()["life"].as_str().unwrap().to_owned()
+    }
+
+    /// Waits until a pod is neither running nor about to be woken by something that it has taken already.
+    pub fn wait_idle(&self, pod_id: &str) {
+        wait_until("the pod is idle", || self.status(pod_id)["status"] != "running");
+    }
+
+    /// Waits until so many turns of a pod have ended.
+    pub fn wait_turns(&self, pod_id: &str, turns: usize) {
+        wait_until("the turns have ended", || self.count(pod_id, "turn_ended") >= turns);
+    }
+
+    /// How many items of this type a pod's history has.
+    pub fn count(&self, pod_id: &str, kind: &str) -> usize {
+        self.history(pod_id).iter().filter(|item| item["type"] == kind).count()
+    }
+
+    /// The result of the only call of this tool, which must have succeeded, as JSON.
+    pub fn answer(&self, pod_id: &str, tool: &str) -> Value {
+        let results = self.results(pod_id, tool);
+        let (ok, text) = results.last().unwrap_or_else(|| panic!("{pod_id} has no result of {tool}"));
+        assert!(ok, "{tool} of {pod_id}: {text}");
+        serde_json::from_str(text).unwrap()
     }
 
     /// The results of this tool in a pod's history: whether each was ok, and its text.
@@ -255,6 +305,28 @@ impl Drop for World {
             }
         }
     }
+}
+
+/// A call of a tool, for a script.
+pub fn call(name: &str, input: Value) -> Value {
+    json!({ "name": name, "input": input })
+}
+
+/// A scripted reply of tool calls.
+pub fn calls(calls: &[Value]) -> Value {
+    json!({ "tool_calls": calls })
+}
+
+/// A call of SpawnPod, for a script.
+pub fn spawn(name: &str, scope: &[&str]) -> Value {
+    call("SpawnPod", json!({ "name": name, "task": format!("task of {name}"), "scope": scope }))
+}
+
+/// Field `name` of `/proc/PID/status` in KiB, such as `VmRSS`.
+pub fn memory_kib(pid: i32, name: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 /// Runs a program to its end.
