@@ -22,7 +22,7 @@ const DEFAULT: &str = include_str!("default_instruction.md");
 /// When there is no such text; the sentence names the file that was looked for.
 pub fn resolve(name: &str, config: &Path, directory: &Path) -> Result<String> {
     let file_of = |base: &Path, name: &str| {
-        if name.is_empty() || name.contains("..") {
+        if name.is_empty() || name.starts_with('/') || name.contains("..") {
             return Err(Error::told(format!("instruction \"{name}\" is no name of a file")));
         }
         Ok(base.join("instructions").join(format!("{name}.md")))

@@ -85,7 +85,7 @@ struct Begun<'a> {
 pub fn run(context: &PodContext, input: Value, cancel: &Cancel) -> Result<Value> {
     let input: SpawnInput = input::parse("SpawnPod", &spec().input_schema, input)?;
     let directory = working_directory(context, input.dir.as_deref())?;
-    let overlay = overlay(context, &input);
+    let overlay = overlay(context, &input, instruction(context, input.instruction.as_deref())?);
     let mut begun = reserve(context, &input)?;
     let spawned = begun
         .make_lent_directories()
@@ -115,8 +115,23 @@ fn working_directory(context: &PodContext, wanted: Option<&Path>) -> Result<Path
     Ok(directory)
 }
 
+/// The instruction that the child is to have. One that is a path must be readable by this pod itself, because
+/// the child's model can repeat what stands in it.
+fn instruction(context: &PodContext, wanted: Option<&str>) -> Result<Option<String>> {
+    let Some(wanted) = wanted.filter(|wanted| !wanted.starts_with('$')) else {
+        return Ok(wanted.map(str::to_owned));
+    };
+    let path = canonical(Path::new(wanted), &context.directory)?;
+    let text = path.to_string_lossy().into_owned();
+    let is_hidden = context.hidden().iter().any(|hidden| path.starts_with(hidden));
+    if is_hidden || !context.view.effective()?.may_read(&text) {
+        return Err(Error::told(format!("instruction \"{text}\" is outside your read scope")));
+    }
+    Ok(Some(text))
+}
+
 /// The child's settings over its manifest files: the resolved provider, never its key, and nothing looser.
-fn overlay(context: &PodContext, input: &SpawnInput) -> String {
+fn overlay(context: &PodContext, input: &SpawnInput, instruction: Option<String>) -> String {
     let manifest = &context.manifest;
     let mut provider = manifest.provider.clone();
     provider.model = input.model.clone().or(provider.model);
@@ -129,7 +144,7 @@ fn overlay(context: &PodContext, input: &SpawnInput) -> String {
         "protect_git": manifest.protect_git,
         "pod_command": manifest.pod_command,
     });
-    if let (Some(instruction), Some(object)) = (&input.instruction, overlay.as_object_mut()) {
+    if let (Some(instruction), Some(object)) = (instruction, overlay.as_object_mut()) {
         object.insert("instruction".into(), json!(instruction));
     }
     overlay.to_string()
