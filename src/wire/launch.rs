@@ -102,6 +102,10 @@ pub fn launch(wanted: Launch<'_>, cancel: &Cancel) -> Result<Ready> {
     let said = running.error_text(OUTPUT_BYTES_MAX);
     let said = said.trim();
     let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-    let reason = if said.is_empty() { "it said nothing" } else { said };
+    let reason = match (said.is_empty(), output.is_empty()) {
+        (true, true) => "it said nothing",
+        (true, false) => "what it printed is no ready line",
+        (false, _) => said,
+    };
     Err(Error::told(format!("the pod did not start ({how}): {}", cut_end(reason, REASON_BYTES_MAX))))
 }
