@@ -18,4 +18,5 @@ mod providers;
 mod readme;
 mod resuming;
 mod protocol;
+mod spawning;
 mod world;

@@ -31,12 +31,13 @@ pub struct Ran {
 #[derive(Debug)]
 pub struct World {
     place: tempfile::TempDir,
+    runtime: String,
 }
 
 impl World {
     pub fn new() -> World {
         let place = tempfile::Builder::new().prefix("ins").tempdir().unwrap();
-        let world = World { place };
+        let world = World { place, runtime: "run".into() };
         for directory in ["config/insomnia", "project", "home"] {
             std::fs::create_dir_all(world.path(directory)).unwrap();
         }
@@ -80,7 +81,16 @@ impl World {
     }
 
     pub fn runtime(&self) -> PathBuf {
-        self.path("run")
+        self.path(&self.runtime)
+    }
+
+    /// The same world with its runtime directory so deep that the sockets of pods with names of up to `letters`
+    /// letters fit, and no others.
+    pub fn deep(mut self, letters: usize) -> World {
+        let bytes = 103 - "//sock".len() - letters - self.path("run").as_os_str().len() - 1;
+        self.runtime = format!("run/{}", "d".repeat(bytes));
+        std::fs::create_dir(self.path("run")).unwrap();
+        self
     }
 
     pub fn state(&self) -> PathBuf {
