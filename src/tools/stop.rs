@@ -8,13 +8,13 @@ use serde::Serialize;
 
 use crate::store::life;
 use crate::store::scope_lock::ScopeLock;
+use crate::sys::process;
 use crate::sys::wait::Cancel;
-use crate::sys::{clock, process};
 use crate::tools::survey::{STATUS_LIMIT, address_of};
 use crate::wire::client::{self, Asker};
 use crate::words::allocation::{Allocation, AllocationTable};
 use crate::words::error::{Error, Result};
-use crate::words::identity::PodId;
+use crate::words::identity::{Life, PodId};
 use crate::words::limits::MAX_LAST_RESPONSE_BYTES;
 use crate::words::protocol::{Done, Method, StatusReply};
 use crate::words::text::cut_end;
@@ -80,6 +80,7 @@ pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result
     let last_words =
         || client::ask_within::<StatusReply>(&address, manner.from, Method::Status, STATUS_LIMIT).ok();
     let last_response = last_words().map(|status| cut_end(&status.last_response, MAX_LAST_RESPONSE_BYTES));
+    let children = children_of(&lock.read().unwrap_or_default(), target); // damaged: those within its scope are found
     let how = end(lock, target, manner)?;
     let table = lock.edit(Some(manner.cancel), |table| {
         table.release(&target.life);
@@ -91,14 +92,22 @@ pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result
         how,
         scope_returned: target.write_rules().map(ToString::to_string).collect(),
         last_response: last_response.unwrap_or_default(),
-        survivors: survivors(&table.value, target),
+        survivors: survivors(&table.value, target, &children),
     })
 }
 
-fn survivors(table: &AllocationTable, ended: &Allocation) -> Vec<Survivor> {
+fn children_of(table: &AllocationTable, target: &Allocation) -> Vec<Life> {
+    table.children(&target.pod_id).map(|child| child.life.clone()).collect()
+}
+
+/// Who goes on below the spawner of the pod that ended: the children it had when it was asked, and whoever it
+/// lent something to in its last moments, which shows in the scope.
+fn survivors(table: &AllocationTable, ended: &Allocation, children: &[Life]) -> Vec<Survivor> {
     let within =
         |a: &Allocation| a.write_rules().any(|rule| ended.write_rules().any(|own| own.contains(rule)));
-    let is_orphan = |a: &&Allocation| a.delegated_from == ended.delegated_from && within(a);
+    let is_orphan = |a: &&Allocation| {
+        children.contains(&a.life) || (a.delegated_from == ended.delegated_from && within(a))
+    };
     let survivor = |a: &Allocation| Survivor {
         pod_id: a.pod_id.clone(),
         keeps: a.write_rules().map(ToString::to_string).collect(),
@@ -154,18 +163,15 @@ pub fn stop_tree(
     root: &Allocation,
     manner: Manner<'_>,
 ) -> Vec<Result<Stopped, (PodId, Error)>> {
-    let since = clock::now_seconds();
     let mut queue = VecDeque::from([root.clone()]);
     let mut seen = vec![root.life.clone()];
     let mut outcome = Vec::new();
     while let Some(target) = queue.pop_front() {
-        let prefix = format!("{}/", target.pod_id);
         let mut add_children = |late: bool| {
             let table = lock.read().unwrap_or_default(); // damaged: the set so far is what we know
             for allocation in table.allocations() {
                 let is_child = allocation.delegated_from.as_ref() == Some(&target.pod_id);
-                let spawned = allocation.spawned_by.as_deref().is_some_and(|by| by.starts_with(&prefix));
-                if (is_child || (late && spawned && allocation.since >= since))
+                if (is_child || (late && was_spawned_by(allocation, &target)))
                     && !seen.contains(&allocation.life)
                 {
                     seen.push(allocation.life.clone());
@@ -179,4 +185,15 @@ pub fn stop_tree(
         outcome.push(stopped.map_err(|error| (target.pod_id.clone(), error)));
     }
     outcome
+}
+
+/// Whether this very life of `spawner` spawned the pod, whoever has it now. An earlier life of the same pod_id has
+/// a session with the same beginning, and its pods live on.
+fn was_spawned_by(allocation: &Allocation, spawner: &Allocation) -> bool {
+    let short = spawner.life.as_str().get(..8).unwrap_or_default();
+    allocation.spawned_by.as_deref().is_some_and(|session| {
+        let is_of_name = session.split_once('/').is_some_and(|(pod_id, _)| pod_id == spawner.pod_id.as_str());
+        // A resumed session keeps the name that its first life gave it.
+        is_of_name && (session.ends_with(short) || allocation.since > spawner.since)
+    })
 }
