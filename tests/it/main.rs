@@ -19,4 +19,5 @@ mod readme;
 mod resuming;
 mod protocol;
 mod spawning;
+mod stopping;
 mod world;

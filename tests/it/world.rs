@@ -271,13 +271,17 @@ impl World {
     /// Kills a pod with SIGKILL and waits until its process is gone and its life is free, which may come a
     /// moment later: a process counts as a zombie once its first thread has ended.
     pub fn kill(&self, pod_id: &str) {
-        let pid = self.pid(pod_id);
         let life = Life::new(self.entry(pod_id).unwrap()["life"].as_str().unwrap()).unwrap();
+        self.kill_pid(self.pid(pod_id));
+        let runtime = RuntimeDirectory::open(&self.runtime()).unwrap();
+        wait_until("its life is free", || life::probe(&runtime, &life) != life::Holding::Held);
+    }
+
+    /// Kills this process with SIGKILL and waits until it is gone.
+    pub fn kill_pid(&self, pid: i32) {
         let stat = process::process_stat(pid).expect("it lives");
         process::kill_exactly(pid, stat.start_time).unwrap();
         wait_until("the killed process is gone", || !lives(pid));
-        let runtime = RuntimeDirectory::open(&self.runtime()).unwrap();
-        wait_until("its life is free", || life::probe(&runtime, &life) != life::Holding::Held);
     }
 
     /// Sends a signal by name to a pod, such as `STOP`, `CONT` or `TERM`.
