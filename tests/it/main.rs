@@ -20,4 +20,5 @@ mod resuming;
 mod protocol;
 mod spawning;
 mod stopping;
+mod talking;
 mod world;
