@@ -427,14 +427,19 @@ fn say_goodbye(context: &PodContext) {
         log::warn!("ending while a report is on its way"); // its thread dies with the process
     }
     let released = context.lock.edit(None, |table| {
+        let above: Vec<Allocation> = table.ancestors(&context.own.pod_id).into_iter().cloned().collect();
         if let Some(own) = table.release(&context.own.life) {
             context.lock.remove_traces(&own);
         }
-        Ok(())
+        Ok(above)
     });
-    if let Err(error) = released {
-        log::error!("the entry stays until the next pod reclaims it: {error}");
-    }
-    context.events.send_inline(PodEvent::ShutDown { pod_name: context.own.pod_id.clone() }, left());
+    let above = match released {
+        Ok(edited) => edited.value,
+        Err(error) => {
+            log::error!("the entry stays until the next pod reclaims it: {error}");
+            Vec::new()
+        }
+    };
+    context.events.send_inline(PodEvent::ShutDown { pod_name: context.own.pod_id.clone() }, left(), &above);
     log::info!("pod \"{}\" ended", context.own.pod_id);
 }

@@ -5,11 +5,12 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::store::life;
 use crate::store::scope_lock::ScopeLock;
 use crate::wire::client::{self, Address};
+use crate::words::allocation::Allocation;
 use crate::words::error::{Error, Result};
 use crate::words::identity::Life;
 use crate::words::limits::{MAX_EVENTS_IN_FLIGHT, WIRE_TIMEOUT};
@@ -66,7 +67,7 @@ impl EventSender {
         }
         let sender = self.clone();
         let run = move || {
-            sender.deliver(event, WIRE_TIMEOUT);
+            sender.deliver(event, || WIRE_TIMEOUT, |sender| sender.living_ancestor_now());
             sender.land();
         };
         let started =
@@ -77,11 +78,14 @@ impl EventSender {
         }
     }
 
-    /// Sends a report before returning, within `limit`: for the last one, which a thread would not survive.
-    pub fn send_inline(&self, event: PodEvent, limit: Duration) {
-        if self.inner.callback.is_some() && !limit.is_zero() {
-            self.deliver(event, limit);
-        }
+    /// Sends the last report before returning, within `limit`: a thread would not survive the process.
+    ///
+    /// The pod's entry is gone from the lock by then, so `above` says who stood above it: its entry's ancestors,
+    /// the nearest first.
+    pub fn send_inline(&self, event: PodEvent, limit: Duration, above: &[Allocation]) {
+        let deadline = Instant::now() + limit;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        self.deliver(event, left, |sender| sender.nearest_living(above));
     }
 
     /// How many reports are on their way.
@@ -107,16 +111,21 @@ impl EventSender {
         self.inner.landed.notify_all();
     }
 
-    fn deliver(&self, event: PodEvent, limit: Duration) {
+    fn deliver(
+        &self,
+        event: PodEvent,
+        limit: impl Fn() -> Duration,
+        ancestor: impl FnOnce(&EventSender) -> Option<Address>,
+    ) {
         let Some(callback) = &self.inner.callback else { return };
         let spawner =
             Address { pod: "spawner".into(), socket: callback.socket.clone(), life: callback.life.clone() };
-        let Err(first) = self.report(&spawner, event.clone(), limit) else { return };
-        let Some(ancestor) = self.nearest_living_ancestor(callback) else {
+        let Err(first) = self.report(&spawner, event.clone(), limit()) else { return };
+        let Some(ancestor) = ancestor(self) else {
             log::warn!("nobody heard the report {event:?}: {first}"); // every ancestor is dead
             return;
         };
-        if let Err(second) = self.report(&ancestor, event.clone(), limit) {
+        if let Err(second) = self.report(&ancestor, event.clone(), limit()) {
             log::warn!("nobody heard the report {event:?}: {first}; {second}"); // its watcher sees the end
         }
     }
@@ -126,12 +135,17 @@ impl EventSender {
         client::ask_within::<Done>(address, Some(&self.inner.own), method, limit).map(|_| ())
     }
 
-    fn nearest_living_ancestor(&self, tried: &Callback) -> Option<Address> {
+    fn living_ancestor_now(&self) -> Option<Address> {
         let table = self.inner.lock.read().map_err(|error: Error| log::warn!("{error}")).ok()?;
-        let ancestors = table.ancestors(&self.inner.own.pod_id);
-        let living = ancestors.into_iter().find(|a| !life::is_dead(self.inner.lock.runtime(), a))?;
-        let is_tried = tried.life.as_ref() == Some(&living.life);
-        (!is_tried).then(|| Address {
+        let above: Vec<Allocation> = table.ancestors(&self.inner.own.pod_id).into_iter().cloned().collect();
+        self.nearest_living(&above)
+    }
+
+    /// The first of these that lives, unless it is the one that was tried already.
+    fn nearest_living(&self, above: &[Allocation]) -> Option<Address> {
+        let living = above.iter().find(|a| !life::is_dead(self.inner.lock.runtime(), a))?;
+        let tried = self.inner.callback.as_ref().and_then(|callback| callback.life.as_ref());
+        (tried != Some(&living.life)).then(|| Address {
             pod: living.pod_id.to_string(),
             socket: PathBuf::from(&living.socket),
             life: Some(living.life.clone()),
