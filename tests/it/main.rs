@@ -21,4 +21,5 @@ mod protocol;
 mod spawning;
 mod stopping;
 mod talking;
+mod telling;
 mod world;
