@@ -13,6 +13,9 @@ pub const MAX_NAME_BYTES: usize = 32;
 pub const MAX_POD_ID_BYTES: usize = MAX_NAME_BYTES + 8;
 /// Length of a life in hexadecimal digits (128 random bits).
 pub const LIFE_DIGITS: usize = 32;
+/// No pod may have the name of the directory that lies beside the pods' folders: its end would take the life
+/// files of all others away.
+const KEPT_NAME: &str = "life";
 
 /// Why a text is no name, pod_id, life or pid.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +31,11 @@ impl std::error::Error for IdentityError {}
 
 fn check_name(kind: &str, text: &str, max_bytes: usize) -> Result<(), IdentityError> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == '-';
+    if text == KEPT_NAME {
+        return Err(IdentityError(format!(
+            "{kind} \"{KEPT_NAME}\" is kept for Insomnia itself; use another"
+        )));
+    }
     let good_start = text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
     if good_start && text.len() <= max_bytes && text.chars().all(allowed) {
         return Ok(());
@@ -180,6 +188,7 @@ mod tests {
             " ",
             "scope.lock",
             "CON",
+            "life",
             "é",
             &long,
         ] {
