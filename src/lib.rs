@@ -12,6 +12,7 @@ pub mod words {
     pub mod message;
     pub mod notification;
     pub mod protocol;
+    pub mod rebuild;
     pub mod scope;
     pub mod text;
 }
@@ -40,6 +41,7 @@ pub mod store {
     pub mod manifest;
     pub mod paths;
     pub mod registry;
+    pub mod repair;
     pub mod scope_lock;
     pub mod session;
 }

@@ -195,9 +195,7 @@ fn register(
         let spawner =
             spawner.map(|spawner| Sender { pod_id: spawner.pod_id.clone(), life: spawner.life.clone() });
         // Held before anyone can see the entry: the table is written after this returns.
-        let held = HeldLife::create(lock.runtime(), life)?;
-        held.record(&entry)?;
-        held.keep_until_exit();
+        HeldLife::create(lock.runtime(), &entry)?.keep_until_exit();
         lock.sweep(table);
         Ok((entry, spawner, lost))
     })?;

@@ -3,6 +3,7 @@
 //! Probes and watchers ask for the shared lock, so they never take each other for the owner. Measured on
 //! running, stopped, zombie and gone processes: the lock is right in each case, a process number is not.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,9 @@ use crate::words::error::{Error, Result};
 use crate::words::identity::{LIFE_DIGITS, Life};
 
 const DIRECTORY: &str = "life";
+/// The name of a life file until it is complete and locked. Used only under the lock of `scope.lock`, so a killed
+/// starter leaves at most this one.
+const UNBORN: &str = "new";
 /// The largest life file that is read: one entry of the table.
 const CONTENT_BYTES_MAX: usize = 1 << 20;
 
@@ -51,36 +55,37 @@ fn file_name(life: &Life) -> PathBuf {
 }
 
 impl HeldLife {
-    /// Creates the life file and locks it. To be called under the lock of `scope.lock`, where nobody sweeps.
+    /// Creates the life file of this entry and locks it. To be called under the lock of `scope.lock`, where
+    /// nobody sweeps.
+    ///
+    /// The file gets its name only when it is locked and holds the entry, from which `scope repair` can rebuild
+    /// the table. So nobody ever sees a life that is not held yet: a probe's shared lock cannot come in between,
+    /// and a sweep cannot take it for a dead one.
     ///
     /// # Errors
-    /// When the file cannot be created or locked.
-    pub fn create(runtime: &RuntimeDirectory, life: Life) -> Result<HeldLife> {
+    /// When the file cannot be created, written or locked.
+    pub fn create(runtime: &RuntimeDirectory, entry: &Allocation) -> Result<HeldLife> {
+        let life = entry.life.clone();
         let failed = |source| Error::io(format!("create life file \"{life}\""), source);
-        file::make_directory_at(runtime.descriptor(), Path::new(DIRECTORY), 0o700).map_err(failed)?;
-        let created = file::create_at(runtime.descriptor(), &file_name(&life), 0o600).map_err(failed)?;
-        match file::try_lock_exclusive(created).map_err(failed)? {
-            Ok(lock) => Ok(HeldLife { life, lock }),
-            Err(_) => Err(Error::told(format!("life file \"{life}\" is held by somebody else"))),
-        }
+        let directory = runtime.descriptor();
+        let unborn = Path::new(DIRECTORY).join(UNBORN);
+        file::make_directory_at(directory, Path::new(DIRECTORY), 0o700).map_err(failed)?;
+        file::remove_at(directory, &unborn).map_err(failed)?;
+        let created = file::create_at(directory, &unborn, 0o600).map_err(failed)?;
+        let Ok(lock) = file::try_lock_exclusive(created).map_err(failed)? else {
+            return Err(Error::told(format!("life file \"{life}\" is held by somebody else")));
+        };
+        let text = serde_json::to_string(entry).unwrap_or_default();
+        let mut file = lock.file();
+        file.write_all(text.as_bytes()).map_err(failed)?;
+        file::rename_new_at(directory, &unborn, &file_name(&life)).map_err(failed)?;
+        Ok(HeldLife { life, lock })
     }
 
     /// Which life it is.
     #[must_use]
     pub fn life(&self) -> &Life {
         &self.life
-    }
-
-    /// Writes the pod's own entry into the file, from which `scope repair` can rebuild the table.
-    ///
-    /// # Errors
-    /// When it cannot be written.
-    pub fn record(&self, allocation: &Allocation) -> Result<()> {
-        use std::os::unix::fs::FileExt;
-        let text = serde_json::to_string(allocation).unwrap_or_default();
-        let failed = |source| Error::io(format!("write life file \"{}\"", self.life), source);
-        self.lock.file().write_all_at(text.as_bytes(), 0).map_err(failed)?;
-        self.lock.file().set_len(text.len() as u64).map_err(failed)
     }
 
     /// Keeps the life held until the process ends.
@@ -92,10 +97,10 @@ impl HeldLife {
 /// Looks whether a life is held, without waiting.
 #[must_use]
 pub fn probe(runtime: &RuntimeDirectory, life: &Life) -> Holding {
-    let Ok(opened) = file::open_at(runtime.descriptor(), &file_name(life)) else { return Holding::Missing };
-    match file::try_lock_shared(opened) {
+    match file::open_at(runtime.descriptor(), &file_name(life)).and_then(file::try_lock_shared) {
         Ok(Ok(_)) => Holding::Free,
         Ok(Err(_)) => Holding::Held,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Holding::Missing,
         Err(error) => {
             log::warn!("cannot probe life {life}: {error}"); // without proof of death a pod counts as alive
             Holding::Held
@@ -157,20 +162,40 @@ pub fn remove(runtime: &RuntimeDirectory, life: &Life) {
     }
 }
 
-/// All life files that are there, with the entry that each holds, if it can be read.
-#[must_use]
-pub fn all(runtime: &RuntimeDirectory) -> Vec<(Life, Option<Allocation>)> {
+/// All lives that have a file, held or not.
+///
+/// # Errors
+/// When the directory is there and cannot be listed.
+pub fn all(runtime: &RuntimeDirectory) -> Result<Vec<Life>> {
     let listed = file::open_directory_at(runtime.descriptor(), Path::new(DIRECTORY)).and_then(file::entries);
-    let names = listed.unwrap_or_default(); // no directory, no lives
-    let lives = names.into_iter().filter_map(|(name, _)| Life::new(name.into_string().ok()?).ok());
-    lives
-        .map(|life| {
-            let content = file::open_at(runtime.descriptor(), &file_name(&life))
-                .and_then(|opened| file::read_whole(&opened, CONTENT_BYTES_MAX));
-            let entry = content.ok().and_then(|text| serde_json::from_slice(&text).ok());
-            (life, entry)
-        })
-        .collect()
+    match listed {
+        Ok(names) => {
+            Ok(names.into_iter().filter_map(|(name, _)| Life::new(name.into_string().ok()?).ok()).collect())
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()), // no directory, no lives
+        Err(source) => Err(Error::io("list the life files", source)),
+    }
+}
+
+/// The entry that a life file holds: the pod's own, as it was at its start.
+///
+/// # Errors
+/// When the file cannot be read or holds no entry of this life.
+pub fn entry_of(runtime: &RuntimeDirectory, life: &Life) -> Result<Allocation> {
+    let text = file::open_at(runtime.descriptor(), &file_name(life))
+        .and_then(|opened| file::read_whole(&opened, CONTENT_BYTES_MAX))
+        .map_err(|source| Error::io(format!("read life file \"{life}\""), source))?;
+    let entry: Option<Allocation> = serde_json::from_slice(&text).ok();
+    entry
+        .filter(|entry| entry.life == *life)
+        .ok_or_else(|| Error::told(format!("life file \"{life}\" holds no entry of this life")))
+}
+
+/// Who holds a life, in words.
+#[must_use]
+pub fn holder_of(runtime: &RuntimeDirectory, life: &Life) -> String {
+    let stamp = file::stamp_at(runtime.descriptor(), &file_name(life)).ok().flatten();
+    process::holder_of_lock(stamp.map_or(0, |stamp| stamp.inode()))
 }
 
 #[cfg(test)]
@@ -181,16 +206,28 @@ mod tests {
     fn a_life_is_held_until_its_owner_lets_go() {
         let place = tempfile::tempdir().unwrap();
         let runtime = RuntimeDirectory::open_or_create(&place.path().join("r")).unwrap();
-        let life = new_life().unwrap();
-        assert_eq!(probe(&runtime, &life), Holding::Missing);
-        let held = HeldLife::create(&runtime, life.clone()).unwrap();
-        assert_eq!(probe(&runtime, &life), Holding::Held);
-        assert_eq!(all(&runtime), vec![(life.clone(), None)]);
+        let entry = crate::words::allocation::tests::entry("a", 1, &["/w:write"], None);
+        let life = &entry.life;
+        assert_eq!(probe(&runtime, life), Holding::Missing);
+        let held = HeldLife::create(&runtime, &entry).unwrap();
+        assert_eq!(probe(&runtime, life), Holding::Held);
+        assert_eq!(all(&runtime).unwrap(), vec![life.clone()]);
+        assert_eq!(entry_of(&runtime, life).unwrap(), entry);
         drop(held);
-        assert_eq!(probe(&runtime, &life), Holding::Free);
-        wait_for_end(&runtime, &life).unwrap();
-        remove(&runtime, &life);
-        assert_eq!(probe(&runtime, &life), Holding::Missing);
+        assert_eq!(probe(&runtime, life), Holding::Free);
+        wait_for_end(&runtime, life).unwrap();
+        remove(&runtime, life);
+        assert_eq!(probe(&runtime, life), Holding::Missing);
+    }
+
+    #[test]
+    fn a_life_file_that_cannot_be_opened_proves_no_death() {
+        let place = tempfile::tempdir().unwrap();
+        let runtime = RuntimeDirectory::open_or_create(&place.path().join("r")).unwrap();
+        let entry = crate::words::allocation::tests::entry("a", 1, &[], None);
+        std::fs::create_dir(place.path().join("r/life")).unwrap();
+        std::os::unix::fs::symlink("nowhere", place.path().join("r/life").join(entry.life.as_str())).unwrap();
+        assert!(!is_dead(&runtime, &entry), "its process is gone, but something of it may still write");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
+use crate::sys::file::Stamp;
 use crate::sys::{file, process, socket};
 use crate::words::error::{Error, Result};
 use crate::words::identity::PodId;
@@ -190,6 +191,14 @@ impl RuntimeDirectory {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether its path still leads to it.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        let open = file::stamp_at(&self.descriptor, Path::new(".")).ok().flatten();
+        let named = std::fs::symlink_metadata(&self.path).ok().map(|metadata| Stamp::of(&metadata));
+        open.zip(named).is_some_and(|(open, named)| open.same_file(&named))
     }
 
     /// Its open descriptor.

@@ -13,6 +13,7 @@ use crate::store::life::{self, Holding};
 use crate::store::paths::RuntimeDirectory;
 use crate::sys::clock::random_hex;
 use crate::sys::file::{self, LockedFile, Stamp};
+use crate::sys::process;
 use crate::sys::wait::Cancel;
 use crate::words::allocation::{Allocation, AllocationTable};
 use crate::words::error::{Error, Result};
@@ -20,7 +21,6 @@ use crate::words::identity::{Life, PodId};
 use crate::words::limits::LOCK_WAIT;
 use crate::words::scope::EffectiveScope;
 
-const NAME: &str = "scope.lock";
 /// Written only under the lock, so a killed writer leaves at most this one file.
 const TEMPORARY: &str = "scope.lock.new";
 /// A table of 10,000 pods has about 4 MB.
@@ -42,6 +42,8 @@ pub struct Edited<T> {
 }
 
 impl ScopeLock {
+    pub(crate) const NAME: &str = "scope.lock";
+
     /// The lock file in this runtime directory.
     #[must_use]
     pub fn new(runtime: Arc<RuntimeDirectory>) -> ScopeLock {
@@ -57,7 +59,7 @@ impl ScopeLock {
     /// The path of the file.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        self.runtime.path().join(NAME)
+        self.runtime.path().join(ScopeLock::NAME)
     }
 
     /// The table as it is now, without the lock: works while another process sits on it.
@@ -65,7 +67,7 @@ impl ScopeLock {
     /// # Errors
     /// `Error::LockUnusable` when the file is damaged, or missing although pods live.
     pub fn read(&self) -> Result<AllocationTable> {
-        match file::open_at(self.runtime.descriptor(), Path::new(NAME)) {
+        match file::open_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME)) {
             Ok(opened) => self.parse(&opened),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 self.check_missing()?;
@@ -104,7 +106,11 @@ impl ScopeLock {
 
     /// Removes life files that no entry names and nobody holds. To be called inside `edit`.
     pub fn sweep(&self, table: &AllocationTable) {
-        for (life, _) in life::all(&self.runtime) {
+        let lives = life::all(&self.runtime).unwrap_or_else(|error| {
+            log::warn!("cannot sweep: {error}"); // the next start does
+            Vec::new()
+        });
+        for life in lives {
             if table.by_life(&life).is_none() && life::probe(&self.runtime, &life) == Holding::Free {
                 life::remove(&self.runtime, &life);
             }
@@ -120,21 +126,27 @@ impl ScopeLock {
     }
 
     fn create_if_missing(&self) -> Result<()> {
+        let failed = |source| Error::io(format!("look at \"{}\"", self.path().display()), source);
+        let stamp = file::stamp_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME)).map_err(failed)?;
+        if stamp.is_none() {
+            self.check_missing()?;
+            self.create(&AllocationTable::default())?;
+        }
+        Ok(())
+    }
+
+    /// Gives a complete new file its name; `false` when somebody was faster.
+    pub(crate) fn create(&self, table: &AllocationTable) -> Result<bool> {
         let directory = self.runtime.descriptor();
         let failed = |source| Error::io(format!("create \"{}\"", self.path().display()), source);
-        if file::stamp_at(directory, Path::new(NAME)).map_err(failed)?.is_some() {
-            return Ok(());
-        }
-        self.check_missing()?;
-        let own_name = format!("{NAME}.{}", random_hex(8).map_err(failed)?);
+        let own_name = format!("{}.{}", ScopeLock::NAME, random_hex(8).map_err(failed)?);
         let own_name = Path::new(&own_name);
-        let text = AllocationTable::default().to_text();
-        let linked = file::write_complete(directory, own_name, text.as_bytes(), 0o600)
-            .and_then(|()| file::link_at(directory, own_name, Path::new(NAME)));
+        let linked = file::write_complete(directory, own_name, table.to_text().as_bytes(), 0o600)
+            .and_then(|()| file::link_at(directory, own_name, Path::new(ScopeLock::NAME)));
         let _ = file::remove_at(directory, own_name); // a leftover is never read
         match linked {
-            Ok(()) => Ok(()),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()), // somebody was faster
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
             Err(source) => Err(failed(source)),
         }
     }
@@ -142,13 +154,14 @@ impl ScopeLock {
     /// A missing file is a first start only while nobody lives. It is linked before any life file exists, so
     /// one that is still missing after a held life was seen has been taken away.
     fn check_missing(&self) -> Result<()> {
-        let lives = life::all(&self.runtime);
-        let held = lives.iter().find(|(life, _)| life::probe(&self.runtime, life) == Holding::Held);
-        let still_missing = || matches!(file::stamp_at(self.runtime.descriptor(), Path::new(NAME)), Ok(None));
+        let lives = life::all(&self.runtime)?;
+        let held = lives.iter().find(|life| life::probe(&self.runtime, life) == Holding::Held);
+        let still_missing =
+            || matches!(file::stamp_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME)), Ok(None));
         match held {
-            Some((_, entry)) if still_missing() => {
-                let pod =
-                    entry.as_ref().map_or_else(|| "a pod".to_owned(), |a| format!("pod \"{}\"", a.pod_id));
+            Some(life) if still_missing() => {
+                let entry = life::entry_of(&self.runtime, life);
+                let pod = entry.map_or_else(|_| "a pod".to_owned(), |a| format!("pod \"{}\"", a.pod_id));
                 Err(Error::LockUnusable {
                     path: self.path(),
                     fault: format!("it is missing although {pod} lives"),
@@ -158,12 +171,13 @@ impl ScopeLock {
         }
     }
 
-    fn lock(&self, cancel: Option<&Cancel>) -> Result<LockedFile> {
+    pub(crate) fn lock(&self, cancel: Option<&Cancel>) -> Result<LockedFile> {
         let failed = |source| Error::io(format!("lock \"{}\"", self.path().display()), source);
         let deadline = Instant::now() + LOCK_WAIT;
         let mut pause = Duration::from_micros(500);
         loop {
-            let opened = file::open_at(self.runtime.descriptor(), Path::new(NAME)).map_err(failed)?;
+            let opened =
+                file::open_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME)).map_err(failed)?;
             let inode = opened.metadata().map_err(failed)?.ino();
             // After a rename the lock on the old file means nothing: look at the name again.
             if let Ok(locked) = file::try_lock_exclusive(opened).map_err(failed)? {
@@ -173,7 +187,7 @@ impl ScopeLock {
                 continue;
             }
             if Instant::now() >= deadline {
-                return Err(Error::LockBusy { path: self.path(), holder: holder_of(inode) });
+                return Err(Error::LockBusy { path: self.path(), holder: process::holder_of_lock(inode) });
             }
             match cancel {
                 Some(cancel) if cancel.sleep(pause) => return Err(Error::Cancelled),
@@ -187,11 +201,11 @@ impl ScopeLock {
     fn is_current(&self, locked: &LockedFile) -> Result<bool> {
         let failed = |source| Error::io(format!("look at \"{}\"", self.path().display()), source);
         let metadata = locked.file().metadata().map_err(failed)?;
-        let named = file::stamp_at(self.runtime.descriptor(), Path::new(NAME)).map_err(failed)?;
+        let named = file::stamp_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME)).map_err(failed)?;
         Ok(named.is_some_and(|named| named.same_file(&Stamp::of(&metadata))))
     }
 
-    fn parse(&self, opened: &File) -> Result<AllocationTable> {
+    pub(crate) fn parse(&self, opened: &File) -> Result<AllocationTable> {
         let unusable = |fault: String| Error::LockUnusable { path: self.path(), fault };
         let metadata = opened
             .metadata()
@@ -203,7 +217,7 @@ impl ScopeLock {
         AllocationTable::parse(&text).map_err(|error| unusable(error.to_string()))
     }
 
-    fn commit(&self, locked: &LockedFile, table: &AllocationTable) -> Result<()> {
+    pub(crate) fn commit(&self, locked: &LockedFile, table: &AllocationTable) -> Result<()> {
         let text = table.to_text();
         // A bug must not be committed: what will be read back is checked as if somebody else had written it.
         let reread = AllocationTable::parse(text.as_bytes());
@@ -222,30 +236,11 @@ impl ScopeLock {
         file::replace_at(
             self.runtime.descriptor(),
             Path::new(TEMPORARY),
-            Path::new(NAME),
+            Path::new(ScopeLock::NAME),
             text.as_bytes(),
             0o600,
         )
         .map_err(|source| Error::io(format!("replace \"{}\"", self.path().display()), source))
-    }
-}
-
-/// Who holds a flock on this inode, in words. Source: proc_locks(5).
-fn holder_of(inode: u64) -> String {
-    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
-    let suffix = format!(":{inode}");
-    let pid = locks.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-        let is_ours =
-            fields.get(1) == Some(&"FLOCK") && fields.get(5).is_some_and(|id| id.ends_with(&suffix));
-        is_ours.then(|| fields.get(4).map(|pid| (*pid).to_owned())).flatten()
-    });
-    match pid {
-        Some(pid) => {
-            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            format!("process {pid} ({})", crate::words::text::harmless_line(&name))
-        }
-        None => "another process".to_owned(),
     }
 }
 
@@ -301,12 +296,16 @@ impl ScopeView {
     }
 
     fn found(&self) -> Result<Stamp> {
-        let through = file::stamp_at(self.lock.runtime().descriptor(), Path::new(NAME)).ok().flatten();
+        let through =
+            file::stamp_at(self.lock.runtime().descriptor(), Path::new(ScopeLock::NAME)).ok().flatten();
         let by_path = std::fs::symlink_metadata(self.lock.path()).ok().map(|metadata| Stamp::of(&metadata));
         match (through, by_path) {
-            // Between the two looks somebody may have replaced the file, so they need not be equal.
-            (Some(stamp), Some(_)) => Ok(stamp),
-            (None, _) | (_, None) => Err(Error::told(format!(
+            // Between the two looks somebody may have replaced the file; the directory must be the same then. A
+            // new one in its place is another world, whose pods know nothing of this one.
+            (Some(stamp), Some(named)) if stamp.same_file(&named) || self.lock.runtime().is_in_place() => {
+                Ok(stamp)
+            }
+            (Some(_), Some(_)) | (None, _) | (_, None) => Err(Error::told(format!(
                 "\"{}\" is gone, so nobody knows who may write and all writing stops; look who removes it, then stop this pod",
                 self.lock.path().display()
             ))),
@@ -380,11 +379,27 @@ mod tests {
     fn l04_a_missing_file_while_a_pod_lives_is_no_first_start() {
         let (_place, lock) = fresh();
         lock.edit(None, |_| Ok(())).unwrap();
-        let held = life::HeldLife::create(lock.runtime(), life::new_life().unwrap()).unwrap();
+        let held = life::HeldLife::create(lock.runtime(), &entry("a", 1, &[], None)).unwrap();
         std::fs::remove_file(lock.path()).unwrap();
         assert!(matches!(lock.edit(None, |_| Ok(())), Err(Error::LockUnusable { .. })));
         drop(held);
         lock.edit(None, |_| Ok(())).unwrap();
+    }
+
+    #[test]
+    fn a_view_stops_when_the_directory_was_moved_and_made_anew() {
+        let (place, lock) = fresh();
+        register(&lock, "a", 1, "/w:write").unwrap();
+        let view = ScopeView::new(lock.clone(), PodId::new("a").unwrap(), entry("a", 1, &[], None).life);
+        view.effective().unwrap();
+        std::fs::rename(place.path().join("r"), place.path().join("moved")).unwrap();
+        let other =
+            ScopeLock::new(Arc::new(RuntimeDirectory::open_or_create(&place.path().join("r")).unwrap()));
+        register(&other, "b", 2, "/w:write").unwrap();
+        assert!(view.effective().is_err(), "two worlds, two writers");
+        std::fs::remove_dir_all(place.path().join("r")).unwrap();
+        std::fs::rename(place.path().join("moved"), place.path().join("r")).unwrap();
+        view.effective().unwrap();
     }
 
     #[test]

@@ -251,6 +251,7 @@ pub fn read_whole(file: &File, bytes_max: usize) -> io::Result<Vec<u8>> {
 /// The change time cannot be set by a program, so keeping size and modification time hides nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
+    mode: u32,
     device: u64,
     inode: u64,
     size: u64,
@@ -263,12 +264,26 @@ impl Stamp {
     #[must_use]
     pub fn of(metadata: &std::fs::Metadata) -> Stamp {
         Stamp {
+            mode: metadata.mode(),
             device: metadata.dev(),
             inode: metadata.ino(),
             size: metadata.size(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
+    }
+
+    /// Whether it is a regular file.
+    #[must_use]
+    pub fn is_file(&self) -> bool {
+        use nix::sys::stat::SFlag;
+        SFlag::from_bits_truncate(self.mode) & SFlag::S_IFMT == SFlag::S_IFREG
+    }
+
+    /// The number of the file in its file system.
+    #[must_use]
+    pub fn inode(&self) -> u64 {
+        self.inode
     }
 
     /// Whether both stamps are of one file, in whatever state.
@@ -285,6 +300,7 @@ impl Stamp {
 pub fn stamp_at(directory: impl AsFd, name: &Path) -> io::Result<Option<Stamp>> {
     match nix::sys::stat::fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(Stamp {
+            mode: stat.st_mode,
             device: stat.st_dev,
             inode: stat.st_ino,
             size: u64::try_from(stat.st_size).unwrap_or(0),

@@ -313,6 +313,25 @@ pub fn own_uid() -> u32 {
     nix::unistd::getuid().as_raw()
 }
 
+/// Who holds a flock(2) on the file of this inode, in words. Source: proc_locks(5).
+#[must_use]
+pub fn holder_of_lock(inode: u64) -> String {
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let suffix = format!(":{inode}");
+    let pid = locks.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let is_it = fields.get(1) == Some(&"FLOCK") && fields.get(5).is_some_and(|id| id.ends_with(&suffix));
+        is_it.then(|| fields.get(4).map(|pid| (*pid).to_owned())).flatten()
+    });
+    match pid {
+        Some(pid) => {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            format!("process {pid} ({})", crate::words::text::harmless_line(&name))
+        }
+        None => "another process".to_owned(),
+    }
+}
+
 /// Kills the process that has this number and this start time, looked up right before.
 ///
 /// # Errors

@@ -174,7 +174,7 @@ fn reserve<'a>(context: &'a PodContext, input: &SpawnInput) -> Result<Begun<'a>>
             name: name.clone(),
             pid: context.pid,
             start_time: stat.start_time,
-            life: life.clone(),
+            life,
             state: AllocationState::Starting,
             spawned_by: Some(session::session_name(context.session.directory())),
             scope_allow: rules,
@@ -183,7 +183,8 @@ fn reserve<'a>(context: &'a PodContext, input: &SpawnInput) -> Result<Begun<'a>>
             extra: BTreeMap::new(),
         };
         table.lend(entry.clone(), &context.manifest.limits)?;
-        Ok((entry, HeldLife::create(context.lock.runtime(), life)?))
+        let reservation = HeldLife::create(context.lock.runtime(), &entry)?;
+        Ok((entry, reservation))
     });
     let (entry, reservation) =
         reserved.map_err(|error| Error::told(format!("cannot start pod \"{name}\": {error}")))?.value;
@@ -283,18 +284,20 @@ impl Begun<'_> {
         });
         match adopted {
             Ok(edited) => {
+                life::remove(context.lock.runtime(), &reservation);
                 if let Some(child) = edited.value {
                     stop_child(context, &child);
                 }
             }
             Err(error) => {
                 log::error!("cannot take back the reservation of \"{}\": {error}", self.entry.pod_id)
-            } // dies with us
+            } // the next opener reclaims it
         }
         for place in self.made.iter().rev() {
             let _ = std::fs::remove_dir(place); // a directory that is no longer empty stays
         }
-        self.release_reservation();
+        // Dropped with us, not removed: if the entry stayed, a free life file is the proof that it is dead. A
+        // missing one would leave our own process as the proof that it lives. A later start sweeps the file.
     }
 }
 

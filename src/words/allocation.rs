@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::words::identity::{Life, Pid, PodId, PodName};
 use crate::words::limits::Limits;
+use crate::words::rebuild;
 use crate::words::scope::{Access, EffectiveScope, Loan, Reach, Rule, Verdict};
 
 /// The version of the file format that this program reads and writes.
@@ -200,17 +201,19 @@ impl AllocationTable {
         text
     }
 
-    /// Makes a valid table of entries found elsewhere, for `scope repair`. A spawner that is gone is left out.
+    /// Makes a valid table of entries found one by one, for `scope repair`: see `words::rebuild`.
     ///
     /// # Errors
-    /// `TableError::Invalid` when the entries contradict each other, such as two writers of one path.
-    pub fn rebuild(mut allocations: Vec<Allocation>) -> Result<AllocationTable, TableError> {
-        let ids: HashSet<PodId> = allocations.iter().map(|a| a.pod_id.clone()).collect();
-        for allocation in &mut allocations {
-            allocation.delegated_from = allocation.delegated_from.take().filter(|id| ids.contains(id));
+    /// Every contradiction between the entries, such as two writers of one path, one sentence each.
+    pub fn rebuild(allocations: Vec<Allocation>) -> Result<AllocationTable, Vec<String>> {
+        let mut allocations = rebuild::without_adopted_reservations(allocations);
+        rebuild::infer_spawners(&mut allocations);
+        let contradictions = rebuild::contradictions(&allocations);
+        if !contradictions.is_empty() {
+            return Err(contradictions);
         }
         let table = AllocationTable { allocations, ..AllocationTable::default() };
-        table.validate()?;
+        table.validate().map_err(|error| vec![error.to_string()])?;
         Ok(table)
     }
 
