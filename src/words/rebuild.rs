@@ -23,12 +23,8 @@ pub(crate) fn without_adopted_reservations(allocations: Vec<Allocation>) -> Vec<
 /// and whose spawner is gone becomes a root, which takes nothing from anybody.
 pub(crate) fn infer_spawners(allocations: &mut [Allocation]) {
     let found = allocations.to_vec();
-    let named = |a: &Allocation| {
-        let id = a.delegated_from.as_ref().filter(|id| **id != a.pod_id)?;
-        found.iter().find(|spawner| spawner.pod_id == *id && contains_all(spawner, a))
-    };
     let is_above = |above: &Allocation, below: &Allocation| {
-        let line = std::iter::successors(named(below), |a| named(a)).take(found.len());
+        let line = std::iter::successors(named(&found, below), |a| named(&found, a)).take(found.len());
         line.into_iter().any(|a| a.life == above.life)
     };
     // Of two pods with the same writing only their ages tell who lent it to whom.
@@ -38,7 +34,7 @@ pub(crate) fn infer_spawners(allocations: &mut [Allocation]) {
             && (!contains_all(inner, outer) || is_above(outer, inner) || outer.since < inner.since)
     };
     for allocation in allocations {
-        if named(allocation).is_some() || allocation.delegated_from.is_none() {
+        if named(&found, allocation).is_some() || allocation.delegated_from.is_none() {
             continue;
         }
         let writes = allocation.write_rules().next().is_some();
@@ -47,6 +43,21 @@ pub(crate) fn infer_spawners(allocations: &mut [Allocation]) {
         let innermost = line.reduce(|chosen, other| if is_inside(other, chosen) { other } else { chosen });
         allocation.delegated_from = innermost.map(|a| a.pod_id.clone());
     }
+}
+
+/// The pod of the name that the entry gives for its spawner, if its writing contains the entry's.
+fn called<'a>(found: &'a [Allocation], entry: &Allocation) -> Option<&'a Allocation> {
+    let id = entry.delegated_from.as_ref().filter(|id| **id != entry.pod_id)?;
+    found.iter().find(|spawner| spawner.pod_id == *id && contains_all(spawner, entry))
+}
+
+/// As `called`, unless that pod is a later one below the entry itself: a pod may give the name of its own late
+/// spawner to one that it spawns.
+fn named<'a>(found: &'a [Allocation], entry: &Allocation) -> Option<&'a Allocation> {
+    let spawner = called(found, entry)?;
+    let mut line = std::iter::successors(Some(spawner), |a| called(found, a)).take(found.len());
+    let is_later = spawner.since >= entry.since && line.any(|above| above.life == entry.life);
+    (!is_later).then_some(spawner)
 }
 
 /// Everything in which the entries contradict each other, one sentence each.
@@ -135,6 +146,21 @@ mod tests {
         let successor = entry("mid", 9, &["/w/c:write"], Some("root"));
         let leaf = entry("leaf", 3, &["/w/a/b:write"], Some("mid"));
         check(vec![root, successor, leaf], &[("root", None), ("mid", Some("root")), ("leaf", Some("root"))]);
+    }
+
+    #[test]
+    fn a_pod_that_gave_away_the_name_of_its_spawner_is_not_below_itself() {
+        let root = entry("root", 1, &["/w:write"], None);
+        for scope in [&["/w/a:write"][..], &[]] {
+            let mut first = entry("first", 2, scope, Some("mid"));
+            let mut successor = entry("mid", 9, scope, Some("first"));
+            (first.since, successor.since) = (10, 20);
+            let parent = if scope.is_empty() { None } else { Some("root") };
+            check(
+                vec![root.clone(), successor, first],
+                &[("root", None), ("mid", Some("first")), ("first", parent)],
+            );
+        }
     }
 
     #[test]

@@ -22,4 +22,5 @@ mod spawning;
 mod stopping;
 mod talking;
 mod telling;
+mod lock_model;
 mod world;
