@@ -27,11 +27,14 @@ pub(crate) fn infer_spawners(allocations: &mut [Allocation]) {
         let line = std::iter::successors(named(&found, below), |a| named(&found, a)).take(found.len());
         line.into_iter().any(|a| a.life == above.life)
     };
-    // Of two pods with the same writing only their ages tell who lent it to whom.
+    // Of two pods with the same writing only their ages tell who lent it to whom; and even they do not when the
+    // older one names the younger: that may be a successor of its spawner, or its spawner itself, started again.
     let is_inside = |inner: &Allocation, outer: &Allocation| {
+        let by_age =
+            || outer.since < inner.since && called(&found, outer).is_none_or(|a| a.life != inner.life);
         contains_all(outer, inner)
             && !is_above(inner, outer)
-            && (!contains_all(inner, outer) || is_above(outer, inner) || outer.since < inner.since)
+            && (!contains_all(inner, outer) || is_above(outer, inner) || by_age())
     };
     for allocation in allocations {
         if named(&found, allocation).is_some() || allocation.delegated_from.is_none() {
@@ -51,13 +54,16 @@ fn called<'a>(found: &'a [Allocation], entry: &Allocation) -> Option<&'a Allocat
     found.iter().find(|spawner| spawner.pod_id == *id && contains_all(spawner, entry))
 }
 
-/// As `called`, unless that pod is a later one below the entry itself: a pod may give the name of its own late
+/// As `called`, unless that pod has the same writing and is younger: a pod may give the name of its own late
 /// spawner to one that it spawns.
 fn named<'a>(found: &'a [Allocation], entry: &Allocation) -> Option<&'a Allocation> {
     let spawner = called(found, entry)?;
-    let mut line = std::iter::successors(Some(spawner), |a| called(found, a)).take(found.len());
-    let is_later = spawner.since >= entry.since && line.any(|above| above.life == entry.life);
-    (!is_later).then_some(spawner)
+    let leads_back = || {
+        let mut line = std::iter::successors(Some(spawner), |a| called(found, a)).take(found.len());
+        line.any(|above| above.life == entry.life)
+    };
+    let is_older = spawner.since < entry.since || (spawner.since == entry.since && !leads_back());
+    (is_older || !contains_all(entry, spawner)).then_some(spawner)
 }
 
 /// Everything in which the entries contradict each other, one sentence each.
@@ -169,6 +175,12 @@ mod tests {
         let mut second = entry("second", 2, &["/w:write"], Some("lost"));
         (first.since, second.since) = (10, 20);
         check(vec![second.clone(), first.clone()], &[("second", Some("first")), ("first", None)]);
+        let mut known = second.clone();
+        (known.delegated_from, known.since) = (Some(first.pod_id.clone()), 10);
+        check(vec![known, first.clone()], &[("second", Some("first")), ("first", None)]);
+        first.delegated_from = Some(second.pod_id.clone());
+        assert!(AllocationTable::rebuild(vec![first.clone(), second.clone()]).is_err(), "a successor or not");
+        first.delegated_from = None;
         second.since = 10;
         let undecided = AllocationTable::rebuild(vec![first, second]).unwrap_err();
         assert!(undecided.len() == 1 && undecided[0].contains("both may write \"/w\""), "{undecided:?}");

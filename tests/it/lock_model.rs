@@ -326,7 +326,14 @@ impl World {
         let at = self.dice.roll(records.len().max(1));
         let count = records.len();
         records.rotate_left(at.min(count));
-        self.table = AllocationTable::rebuild(records).unwrap_or_else(|why| panic!("repair: {why:#?}"));
+        match AllocationTable::rebuild(records) {
+            Ok(table) => self.table = table,
+            Err(why) => {
+                assert!(self.is_ambiguous(), "repair: {why:#?}");
+                self.saw("repair undecided");
+                return;
+            }
+        }
         assert_eq!(self.table.allocations().len(), self.pods.len());
         for entry in self.table.allocations() {
             let pod = self.pods.get_mut(entry.pod_id.as_str()).unwrap();
@@ -340,6 +347,19 @@ impl World {
                 assert_eq!(found, pod.spawner, "the spawner of {}", entry.pod_id);
             }
         }
+    }
+
+    /// Whether a pod's record names a younger pod that holds the very same: its spawner started again, or another.
+    fn is_ambiguous(&self) -> bool {
+        self.pods.values().any(|pod| {
+            let named = pod.record.delegated_from.as_ref().and_then(|id| self.pods.get(id.as_str()));
+            named.is_some_and(|named| {
+                named.record.since > pod.record.since
+                    && !pod.writes.is_empty()
+                    && named.writes == pod.writes
+                    && named.record.delegated_from.as_ref() != Some(&pod.record.pod_id)
+            })
+        })
     }
 
     fn step(&mut self) {
@@ -430,6 +450,7 @@ fn every_sequence_of_changes_equals_the_model() {
         }
     }
     println!("{count} sequences: {seen:?}");
-    let is_enough = seen.len() == 10 && seen.values().all(|n| *n > 200);
+    let rare = ["repair undecided"];
+    let is_enough = seen.len() >= 10 && seen.iter().all(|(what, n)| *n > 200 || rare.contains(what));
     assert!(is_enough || count < 1000, "something was hardly tried: {seen:?}");
 }
