@@ -22,5 +22,6 @@ mod spawning;
 mod stopping;
 mod talking;
 mod telling;
+mod lock_kills;
 mod lock_model;
 mod world;

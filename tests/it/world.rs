@@ -423,3 +423,19 @@ pub fn has_tool(name: &str) -> bool {
     }
     found
 }
+
+/// Whether the long form of a test is asked for.
+pub fn is_long() -> bool {
+    std::env::var_os("INSOMNIA_LONG").is_some()
+}
+
+/// A directory in memory where there is one, so that syncing does not set the pace.
+pub fn memory_place() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let builder = || {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix("ins");
+        builder
+    };
+    builder().tempdir_in(memory).or_else(|_| builder().tempdir()).unwrap()
+}
