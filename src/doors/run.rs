@@ -310,11 +310,14 @@ impl Followed<'_> {
                 self.waiting_for = waiting_for;
             }
         }
-        let turns = entries
-            .iter()
-            .zip(answers)
-            .map(|(entry, answer)| (entry.pod_id.to_string(), answer.map_or(0, |a| a.turn)));
-        Ok(busy.is_empty().then(|| turns.collect()))
+        // What the root's last turn has said is shown before following ends.
+        let shown = self.follower.last_end.as_ref().map_or(0, |end| end.turn);
+        if !busy.is_empty() || answers.first().and_then(Option::as_ref).is_some_and(|root| root.turn != shown)
+        {
+            return Ok(None);
+        }
+        let turns = answers.iter().flatten().map(|answer| (answer.pod_id.to_string(), answer.turn));
+        Ok(Some(turns.collect()))
     }
 
     fn stop_tree(&mut self) -> Result<()> {

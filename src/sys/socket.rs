@@ -106,7 +106,8 @@ impl LineReader {
             if left.is_zero() || self.stream.set_read_timeout(Some(left)).is_err() {
                 return Line::TimedOut;
             }
-            match self.stream.read(&mut buffer) {
+            let room = bytes_max.saturating_sub(self.scanned).clamp(1, buffer.len());
+            match self.stream.read(buffer.get_mut(..room).unwrap_or_default()) {
                 Ok(0) => return Line::Closed,
                 Ok(count) => self.pending.extend_from_slice(buffer.get(..count).unwrap_or_default()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -13,6 +13,8 @@
 mod architecture;
 mod files;
 mod launch;
+mod lock_kills;
+mod lock_model;
 mod people;
 mod protocol;
 mod providers;
@@ -22,6 +24,4 @@ mod spawning;
 mod stopping;
 mod talking;
 mod telling;
-mod lock_kills;
-mod lock_model;
 mod world;

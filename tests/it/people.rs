@@ -113,10 +113,13 @@ fn run_detaches_and_keeps() {
 
 #[test]
 fn ctrl_c_cancels_the_turn_and_twice_ends_the_tree() {
-    let world = World::with_script(json!({ "main": [{ "delay_ms": 600_000, "text": "never" }] }));
+    let kid = json!({ "name": "SpawnPod", "input": { "name": "kid", "task": "work" } });
+    let never = json!({ "delay_ms": 600_000, "text": "never" });
+    let world =
+        World::with_script(json!({ "main": [{ "tool_calls": [kid] }, never.clone()], "kid": [never] }));
     let mut running =
         world.program(env!("CARGO_BIN_EXE_insomnia"), ["run", "x"]).start(ErrorOutput::WithOutput).unwrap();
-    wait_until("the turn runs", || world.socket("main").exists() && world.status("main")["turn"] == 1);
+    wait_until("the kid works", || world.socket("kid").exists() && world.status("kid")["turn"] == 1);
     let pid = running.id().to_string();
     let press = || assert_eq!(ran(world.program("kill", ["-INT", &pid])).code, Some(0));
     press();
