@@ -45,7 +45,7 @@ pub struct PodRecord {
     pub scope: Vec<Rule>,
     /// How it came to be known.
     pub origin: Origin,
-    /// The pod that spawned it, as far as known; kept when that one ends.
+    /// The pod it belongs to: the one that spawned it, or who took it over when that one ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spawner: Option<PodId>,
     /// Its life.
@@ -64,7 +64,23 @@ struct Content {
 #[derive(Debug)]
 struct Memory {
     content: Content,
+    /// Dead pods whose name has been taken again before anybody spoke of their end. In `ended` already.
+    replaced: Vec<PodRecord>,
     changes: u64,
+}
+
+impl Memory {
+    fn unspoken(&self) -> impl Iterator<Item = &PodRecord> {
+        self.content.pods.iter().chain(&self.replaced)
+    }
+}
+
+impl Content {
+    fn remember(&mut self, ended: PodRecord) {
+        self.ended.push(ended);
+        let surplus = self.ended.len().saturating_sub(ENDED_MAX);
+        self.ended.drain(..surplus);
+    }
 }
 
 /// The known pods of one session.
@@ -101,7 +117,7 @@ impl Registry {
             }
             Err(source) => return Err(Error::io(format!("open \"{}\"", path.display()), source)),
         };
-        let memory = Mutex::new(Memory { content, changes: 0 });
+        let memory = Mutex::new(Memory { content, replaced: Vec::new(), changes: 0 });
         Ok(Registry {
             directory: directory.to_owned(),
             memory,
@@ -114,33 +130,41 @@ impl Registry {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a pod, or replaces what was known of that pod_id.
+    /// Adds a pod, or replaces what was known of that pod_id. One that has ended already does not come back,
+    /// however old the table is in which somebody saw it.
     ///
     /// # Errors
     /// When the file cannot be written.
     pub fn add(&self, record: PodRecord) -> Result<()> {
-        self.change(|content| {
-            let (older, kept) = content.pods.drain(..).partition(|known| known.pod_id == record.pod_id);
+        self.change(|memory| {
+            let Memory { content, replaced, .. } = memory;
+            if content.ended.iter().any(|known| known.life == record.life) {
+                return;
+            }
+            let (older, kept): (Vec<_>, Vec<_>) =
+                content.pods.drain(..).partition(|known| known.pod_id == record.pod_id);
             content.pods = kept;
-            let older: Vec<PodRecord> = older;
-            content.ended.extend(older.into_iter().filter(|known| known.life != record.life));
+            for known in older.into_iter().filter(|known| known.life != record.life) {
+                replaced.push(known.clone());
+                content.remember(known);
+            }
             content.pods.push(record);
         })
-        .map(|_| ())
     }
 
     /// Takes the pod of this very life out of the living, and wakes whoever waits for that. `None` when it was
-    /// not there, or not any more.
+    /// not there, or its end was spoken of before.
     ///
     /// # Errors
     /// When the file cannot be written.
     pub fn end(&self, life: &Life) -> Result<Option<PodRecord>> {
-        let ended = self.change(|content| {
-            let at = content.pods.iter().position(|known| known.life == *life)?;
-            let record = content.pods.remove(at);
-            content.ended.push(record.clone());
-            let surplus = content.ended.len().saturating_sub(ENDED_MAX);
-            content.ended.drain(..surplus);
+        let ended = self.change(|memory| {
+            if let Some(at) = memory.replaced.iter().position(|known| known.life == *life) {
+                return Some(memory.replaced.remove(at));
+            }
+            let at = memory.content.pods.iter().position(|known| known.life == *life)?;
+            let record = memory.content.pods.remove(at);
+            memory.content.remember(record.clone());
             Some(record)
         });
         self.ended.notify_all();
@@ -153,10 +177,10 @@ impl Registry {
         self.memory().content.pods.iter().find(|known| known.pod_id == *pod_id).cloned()
     }
 
-    /// The living pod of this life.
+    /// The pod of this life, unless its end was spoken of.
     #[must_use]
     pub fn by_life(&self, life: &Life) -> Option<PodRecord> {
-        self.memory().content.pods.iter().find(|known| known.life == *life).cloned()
+        self.memory().unspoken().find(|known| known.life == *life).cloned()
     }
 
     /// The newest ended pod of this id.
@@ -171,18 +195,18 @@ impl Registry {
         self.memory().content.pods.clone()
     }
 
-    /// Waits until the pod of this life is no longer among the living; `false` when `limit` passes before.
+    /// Waits until the end of the pod of this life was spoken of; `false` when `limit` passes before.
     #[must_use]
     pub fn wait_ended(&self, life: &Life, limit: Duration) -> bool {
-        let lives = |memory: &mut Memory| memory.content.pods.iter().any(|known| known.life == *life);
+        let lives = |memory: &mut Memory| memory.unspoken().any(|known| known.life == *life);
         let waited = self.ended.wait_timeout_while(self.memory(), limit, lives);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Content) -> T) -> Result<T> {
+    fn change<T>(&self, change: impl FnOnce(&mut Memory) -> T) -> Result<T> {
         let (value, content, number) = {
             let mut memory = self.memory();
-            let value = change(&mut memory.content);
+            let value = change(&mut memory);
             memory.changes += 1;
             (value, memory.content.clone(), memory.changes)
         };
@@ -230,14 +254,18 @@ mod tests {
     }
 
     #[test]
-    fn a_name_used_again_shows_once_and_a_late_end_of_the_old_life_does_nothing() {
+    fn a_name_used_again_shows_once_and_the_end_of_the_old_life_is_spoken_of_once() {
         let place = tempfile::tempdir().unwrap();
         let registry = Registry::open(place.path()).unwrap();
         registry.add(record("a", 1)).unwrap();
         registry.add(record("a", 2)).unwrap();
         assert_eq!(registry.pods(), vec![record("a", 2)]);
+        assert!(!registry.wait_ended(&record("a", 1).life, Duration::from_millis(1)));
+        assert_eq!(registry.end(&record("a", 1).life).unwrap(), Some(record("a", 1)));
+        assert!(registry.wait_ended(&record("a", 1).life, Duration::ZERO));
         assert_eq!(registry.end(&record("a", 1).life).unwrap(), None);
-        assert_eq!(registry.pods(), vec![record("a", 2)]);
+        registry.add(record("a", 1)).unwrap();
+        assert_eq!(registry.pods(), vec![record("a", 2)], "a pod that has ended does not come back");
     }
 
     #[test]
