@@ -317,6 +317,7 @@ impl Controller {
                 self.notices.drop_heard(|notice| is_about(notice, &life));
                 self.stopping.push(life);
             }
+            Heard::NotStopped(life) => self.stopping.retain(|stopping| *stopping != life),
         }
     }
 

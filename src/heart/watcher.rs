@@ -35,7 +35,12 @@ fn watch_until_end(context: &PodContext, record: &PodRecord) {
         log::error!("cannot watch pod \"{}\": {error}", record.pod_id); // ListPods shows its end
         return;
     }
-    if context.is_ending() || context.registry.wait_ended(&record.life, SHUTDOWN_GRACE) {
+    if context.is_ending() {
+        return;
+    }
+    // What it held is its spawner's again from now on, whoever speaks of its end.
+    let table = context.lock.edit(None, |table| Ok(table.clone()));
+    if context.registry.wait_ended(&record.life, SHUTDOWN_GRACE) {
         return;
     }
     let mine = is_mine_to_tell(context, record);
@@ -44,7 +49,6 @@ fn watch_until_end(context: &PodContext, record: &PodRecord) {
         Ok(None) => return, // its ShutDown came after all
         Err(error) => log::error!("cannot forget pod \"{}\": {error}", record.pod_id), // told all the same
     }
-    let table = context.lock.edit(None, |table| Ok(table.clone())); // reclaims it, if nobody has yet
     let table = match table {
         Ok(edited) => edited.value,
         Err(error) => {
@@ -63,6 +67,8 @@ fn watch_until_end(context: &PodContext, record: &PodRecord) {
 
 /// Whether this pod is the nearest living ancestor: its model, and nobody else's, reads of the crash.
 fn is_mine_to_tell(context: &PodContext, record: &PodRecord) -> bool {
+    let newest = context.registry.by_life(&record.life);
+    let record = newest.as_ref().unwrap_or(record); // somebody may have taken it over since it was first seen
     match record.origin {
         Origin::Spawned => true,
         Origin::Introduced => false,

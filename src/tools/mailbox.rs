@@ -51,6 +51,8 @@ pub enum Heard {
     },
     /// It is stopping this pod itself.
     Stopping(Life),
+    /// It could not stop this pod after all.
+    NotStopped(Life),
 }
 
 /// Everything that can happen to a pod.

@@ -254,6 +254,10 @@ pub fn stop_pod(context: &PodContext, input: Value, cancel: &Cancel) -> Result<V
     } else {
         vec![stop::stop(&context.lock, &target, manner).map_err(|error| (target.pod_id.clone(), error))]
     };
+    let still_there = context.lock.read()?;
+    for life in lives.iter().filter(|life| still_there.by_life(life).is_some()) {
+        context.mailbox.post(Event::Heard(Heard::NotStopped(life.clone()))); // its end will be news
+    }
     lives.iter().try_for_each(|life| forget_if_dead(context, &table, life))?;
     survey::add_descendants(context, &context.lock.read()?)?;
     let (stopped, failed): (Vec<_>, Vec<_>) = outcome.into_iter().partition(Result::is_ok);
@@ -319,7 +323,7 @@ pub fn wait(context: &PodContext, input: Value, cancel: &Cancel) -> Result<Value
             Until::All | Until::Any => None,
         };
         if let Some(why) = why {
-            return Ok(report(context, done, &running, why));
+            return Ok(report(context, &done, &running, why));
         }
         if cancel.is_set() {
             return Err(Error::Cancelled);
@@ -355,7 +359,7 @@ fn look(context: &PodContext, records: &[PodRecord]) -> (Vec<Finished>, Vec<PodI
     (done, running)
 }
 
-fn report(context: &PodContext, done: Vec<Finished>, running: &[PodId], why: &str) -> Value {
+fn report(context: &PodContext, done: &[Finished], running: &[PodId], why: &str) -> Value {
     let rows: Vec<Value> = done
         .iter()
         .map(|finished| {
@@ -372,5 +376,11 @@ fn report(context: &PodContext, done: Vec<Finished>, running: &[PodId], why: &st
             row
         })
         .collect();
+    if done.iter().any(|finished| finished.status == Status::Stopped) {
+        // What they held is to be seen by the next call already, and nobody may have opened the lock since.
+        if let Err(error) = context.lock.edit(None, |_| Ok(())) {
+            log::warn!("cannot take back what ended pods held: {error}"); // their watchers do
+        }
+    }
     json!({ "why": why, "done": rows, "still_running": running })
 }

@@ -127,14 +127,20 @@ pub fn know(context: &PodContext, entry: &Allocation, origin: Origin) -> Result<
     Ok(record)
 }
 
-/// Makes every entry below this pod that is not known yet a known one.
+/// Makes every entry below this pod that is not known yet a known one, and notes who took over whom.
 ///
 /// # Errors
 /// When the registry cannot be written.
 pub fn add_descendants(context: &PodContext, table: &AllocationTable) -> Result<()> {
     for allocation in table.subtree(&context.own.pod_id) {
         let is_there = allocation.state == crate::words::allocation::AllocationState::Live;
-        if !is_there || context.registry.by_life(&allocation.life).is_some() {
+        if let Some(known) = context.registry.by_life(&allocation.life) {
+            if known.spawner != allocation.delegated_from {
+                context.registry.add(PodRecord { spawner: allocation.delegated_from.clone(), ..known })?;
+            }
+            continue;
+        }
+        if !is_there {
             continue;
         }
         know(context, allocation, Origin::Descendant)?;
