@@ -473,3 +473,15 @@ fn each_accepted_turn_has_exactly_one_end() {
         world.history("main").into_iter().filter(|item| item["type"] == "input").collect();
     assert_eq!(inputs.len(), 6, "each input exactly once: {inputs:?}");
 }
+
+#[test]
+fn at_most_sixteen_clients_watch_a_pod() {
+    let world = main_pod(json!([]));
+    let mut watching: Vec<crate::world::Events> = (0..16).map(|_| world.subscribe("main", None)).collect();
+    assert_eq!(code(&world, b"{\"method\":\"subscribe\"}\n"), "busy");
+    assert_eq!(world.status("main")["status"], "idle");
+    drop(watching.pop());
+    wait_until("there is room again", || {
+        world.raw("main", b"{\"method\":\"subscribe\"}\n").starts_with("{\"ok\"")
+    });
+}

@@ -279,6 +279,11 @@ fn l13_r08_a_number_in_the_table_is_never_killed() {
     assert!(world.entry("worker").is_some(), "the scope went back while its holder lives");
     let stat = insomnia::sys::process::process_stat(worker).unwrap();
     insomnia::sys::process::kill_exactly(worker, stat.start_time).unwrap();
+    // It was not stopped, so its end is news.
+    wait_until("its end is told", || {
+        world.turn("main", "what is new?");
+        world.notices("main").contains("pod \"worker\" ended without saying so")
+    });
     drop(sleep);
 }
 

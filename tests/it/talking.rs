@@ -321,7 +321,13 @@ fn a_message_a_cancel_and_a_shutdown_end_the_waiting_at_once() {
 #[test]
 fn waiting_tells_a_pod_that_was_killed_meanwhile() {
     let world = quiet(json!({
-        "main": [calls(&[spawn("slow", &["s:write"]), wait(json!({}))]), { "text": "I see" }],
+        "main": [
+            calls(&[
+                spawn("slow", &["s:write"]), wait(json!({})),
+                call("WriteFile", json!({ "path": "s/x", "content": "x" })),
+            ]),
+            { "text": "I see" },
+        ],
         "slow": [never()],
     }));
     let mut events = run_until(&world, "waiting for slow");
@@ -334,7 +340,11 @@ fn waiting_tells_a_pod_that_was_killed_meanwhile() {
         (&answer["done"][0]["pod_id"], &answer["done"][0]["status"]),
         (&json!("slow"), &json!("stopped"))
     );
-    assert_eq!(world.entry("slow"), None);
+    assert!(
+        world.results("main", "WriteFile")[0].0,
+        "its scope is not back: {:?}",
+        world.results("main", "WriteFile")
+    );
     world.turn("main", "anything else?");
     assert!(!world.notices("main").contains("slow"), "told twice: {}", world.notices("main"));
 }

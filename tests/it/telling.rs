@@ -504,3 +504,38 @@ fn the_root_takes_over_when_the_one_in_the_middle_dies() {
     assert_eq!(told(&world, "pod \"leaf\" ended without saying so"), 0, "{}", world.notices("main"));
     assert_eq!(world.status("main")["lent"], json!([]));
 }
+
+#[test]
+fn a_crash_is_told_although_the_name_was_taken_again_at_once() {
+    let world = family(json!({
+        "main": [calls(&[spawn("coder", &["s:write"])]), ok(), calls(&[spawn("coder", &["s:write"])]), ok(), ok()],
+        "coder": [never()],
+    }));
+    world.turn("main", "go");
+    world.kill("coder");
+    world.turn("main", "again");
+    assert!(world.results("main", "SpawnPod")[1].0);
+    settles_after(&world, "main", 3);
+    assert_eq!(told(&world, "pod \"coder\" ended without saying so"), 1, "{}", world.notices("main"));
+    let pods = world.ok("main", "list_pods", json!(null));
+    assert_eq!(pods["pods"].as_array().unwrap().len(), 1, "{pods}");
+    assert_eq!(pods["pods"][0]["status"], "running");
+}
+
+#[test]
+fn a_pod_that_was_taken_over_is_told_although_its_first_spawner_has_a_successor() {
+    let world = family(json!({
+        "main": [calls(&[spawn("middle", &["m:write"])]), ok(), ok(), calls(&[spawn("middle", &["n:write"])]), ok(), ok()],
+        "middle": [calls(&[spawn("leaf", &["m/l:write"])]), never()],
+        "leaf": [never()],
+    }));
+    world.turn("main", "go");
+    wait_until("the leaf is known to the root", || record(&world, "pods", "leaf").is_some());
+    world.kill("middle");
+    settles_after(&world, "main", 2);
+    world.turn("main", "another middle");
+    assert!(world.results("main", "SpawnPod")[1].0);
+    world.kill("leaf");
+    settles_after(&world, "main", 4);
+    assert_eq!(told(&world, "pod \"leaf\" ended without saying so"), 1, "{}", world.notices("main"));
+}
