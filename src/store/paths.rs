@@ -16,6 +16,9 @@ use crate::words::identity::PodId;
 use crate::words::scope::{Rule, RuleText};
 use crate::words::text::escape_name;
 
+/// The socket in the folder of a pod.
+pub(crate) const SOCKET_NAME: &str = "sock";
+
 /// Links followed in one path before it is called a circle, as the kernel does (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 
@@ -87,7 +90,7 @@ impl Directories {
     /// # Errors
     /// When the path is longer than a socket's path may be; it is never shortened.
     pub fn socket(&self, pod_id: &PodId) -> Result<PathBuf> {
-        let path = self.runtime.join(pod_id.as_str()).join("sock");
+        let path = self.runtime.join(pod_id.as_str()).join(SOCKET_NAME);
         let length = path.as_os_str().len();
         if length > socket::MAX_PATH_BYTES {
             return Err(Error::told(format!(

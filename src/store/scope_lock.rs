@@ -4,13 +4,13 @@
 //! or the new table and a killed writer leaves the old one. Never held across a socket, a child or the model.
 
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::store::life::{self, Holding};
-use crate::store::paths::RuntimeDirectory;
+use crate::store::paths::{RuntimeDirectory, SOCKET_NAME};
 use crate::sys::clock::random_hex;
 use crate::sys::file::{self, LockedFile, Stamp};
 use crate::sys::process;
@@ -119,9 +119,15 @@ impl ScopeLock {
 
     /// Removes what a released pod has left in the runtime directory. To be called inside `edit`, before the
     /// pod_id can be used again.
+    ///
+    /// A folder where something else is in the place of the socket was never the pod's, and stays.
     pub fn remove_traces(&self, allocation: &Allocation) {
         life::remove(&self.runtime, &allocation.life);
         let folder = self.runtime.path().join(allocation.pod_id.as_str());
+        let is_foreign = |socket: std::fs::Metadata| !socket.file_type().is_socket();
+        if folder.join(SOCKET_NAME).symlink_metadata().is_ok_and(is_foreign) {
+            return;
+        }
         let _ = std::fs::remove_dir_all(folder); // gone already is fine; what stays is replaced at the next start
     }
 
