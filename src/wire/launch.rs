@@ -26,6 +26,8 @@ pub struct Ready {
 }
 
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
+/// What a pipe takes at once (pipe(7)): a command that does not read its input must not hold us up.
+const OVERLAY_BYTES_MAX: usize = 64 << 10;
 const REASON_BYTES_MAX: usize = 4 << 10;
 
 /// The command that starts a pod: `INSOMNIA_POD_COMMAND`, then the manifest's, then `pod` beside this program,
@@ -70,6 +72,12 @@ pub struct Launch<'a> {
 pub fn launch(wanted: Launch<'_>, cancel: &Cancel) -> Result<Ready> {
     let Launch { command, args, directory, overlay, variables, limit } = wanted;
     let (program, first) = command.split_first().ok_or_else(|| Error::told("the pod command is empty"))?;
+    if overlay.len() > OVERLAY_BYTES_MAX {
+        let size = overlay.len();
+        return Err(Error::told(format!(
+            "its settings have {size} bytes, {OVERLAY_BYTES_MAX} are allowed; deny fewer tools"
+        )));
+    }
     let deadline = Instant::now() + limit;
     let started = Program::new(program, first.iter().chain(args)).directory(directory).input(overlay);
     let started = variables.iter().fold(started, |started, (name, value)| started.env(name, value));
