@@ -485,3 +485,45 @@ fn at_most_sixteen_clients_watch_a_pod() {
         world.raw("main", b"{\"method\":\"subscribe\"}\n").starts_with("{\"ok\"")
     });
 }
+
+#[test]
+fn an_answer_that_is_nested_or_endless_is_an_error_for_the_asker() {
+    use insomnia::wire::client::{self, Address};
+    use insomnia::words::protocol::{Method, StatusReply};
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let levels =
+        |open: &str, close: &str, n: usize| format!("{{\"ok\":{}0{}}}\n", open.repeat(n), close.repeat(n));
+    let answers = [
+        levels("[", "]", 120),
+        levels("{\"a\":", "}", 120),
+        levels("[", "]", 100_000),
+        levels("{\"a\":", "}", 100_000),
+        "\n".into(),
+        "{\"ok\":{}}\n".into(),
+        "{\"error\":{\"code\":\"new_code\",\"message\":\"x\"}}\n".into(),
+        "not json\n".into(),
+        "{\"ok\":{}".into(),
+        String::new(),
+    ];
+    let count = answers.len();
+    let serve = move || {
+        for answer in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    };
+    let serve = std::thread::Builder::new().name("odd pod".into()).spawn(serve).unwrap();
+    let address = Address { pod: "odd".into(), socket, life: None };
+    for _ in 0..count {
+        let address = address.clone();
+        let ask = move || client::ask::<StatusReply>(&address, None, Method::Status);
+        // On a stack as small as that of the threads that ask.
+        let asked = std::thread::Builder::new().stack_size(insomnia::sys::STACK_BYTES).spawn(ask).unwrap();
+        let error = asked.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("\"odd\""), "{error}");
+    }
+    serve.join().unwrap();
+}

@@ -243,9 +243,11 @@ fn a_spawn_with_wrong_input_says_what_is_wrong() {
     fails(plain(), json!({ "name": "../x" }), "name");
     fails(plain(), json!({ "name": "" }), "name");
     fails(plain(), json!({ "name": "-rf" }), "name");
+    fails(plain(), json!({ "name": "life" }), "name");
     fails(plain(), json!({ "name": "a".repeat(33) }), "name");
     fails(plain(), json!({ "name": "a\nb" }), "name");
     fails(plain(), json!({ "instruction": "$insomnia/nothing" }), "nothing");
+    fails(plain(), json!({ "task": "x".repeat(2 << 20) }), "a request line is at most");
     fails(plain(), json!({ "dir": "missing" }), "is no directory");
     let world = plain();
     std::fs::write(world.project().join("file"), "").unwrap();
@@ -287,7 +289,9 @@ fn a_pod_command_that_fails_is_told_and_leaves_nothing() {
     fails(with_command(&much, json!({})), json!({}), "is no ready line");
     let hangs = shell("sleep 60 & sleep 60");
     let limits = json!({ "limits": { "launch_seconds": 1 } });
-    fails(with_command(&hangs, limits), json!({}), "limits.launch_seconds");
+    fails(with_command(&hangs, limits.clone()), json!({}), "limits.launch_seconds");
+    let denied: Vec<String> = (0..10_000).map(|n| format!("NoSuchTool{n}")).collect();
+    fails(with_command(&hangs, limits), json!({ "tools_deny": denied }), "settings");
 }
 
 #[test]
@@ -558,4 +562,79 @@ fn s05_a_child_is_never_less_confined_than_its_spawner() {
     }
     assert_eq!(world.table(), before);
     assert!(!project.join("mine/sub").exists());
+}
+
+#[test]
+fn of_ten_that_want_one_scope_at_once_exactly_one_starts() {
+    let world = World::with_script(json!({}));
+    let start = |scope: &'static [&'static str]| {
+        std::thread::scope(|threads| {
+            let started: Vec<_> = (0..10)
+                .map(|_| {
+                    threads.spawn(|| {
+                        let args = ["--name", "twin"].iter().chain(scope).copied();
+                        world.pod_command(args)
+                    })
+                })
+                .collect();
+            started.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    let (started, refused): (Vec<_>, Vec<_>) =
+        start(&["--scope", "one:write"]).into_iter().partition(|ran| ran.code == Some(0));
+    assert_eq!(started.len(), 1, "{refused:?}");
+    for ran in &refused {
+        assert!(ran.stderr.contains("is held by pod \"twin\""), "{}", ran.stderr);
+    }
+    // Without a scope to quarrel about all of them start, each with an id and a socket of its own.
+    let mut ids: Vec<String> = start(&[])
+        .iter()
+        .map(|ran| serde_json::from_str::<Value>(&ran.stdout).unwrap()["pod_id"].as_str().unwrap().to_owned())
+        .collect();
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 10, "{ids:?}");
+    for id in ids {
+        assert_eq!(world.status(&id)["pod_id"], id);
+    }
+    assert_eq!(world.table()["allocations"].as_array().unwrap().len(), 11);
+}
+
+#[test]
+fn a_dead_pods_socket_is_replaced_and_anything_else_in_its_place_is_not_touched() {
+    let world = World::with_script(json!({}));
+    world.start(&["--name", "a", "--scope", ".:write"]);
+    world.kill("a");
+    assert!(world.socket("a").exists());
+    world.start(&["--name", "a", "--scope", ".:write"]);
+    assert_eq!(world.status("a")["pod_id"], "a");
+    for place in ["file", "directory", "link"] {
+        let folder = world.runtime().join(place);
+        std::fs::create_dir(&folder).unwrap();
+        match place {
+            "file" => std::fs::write(folder.join("sock"), "mine").unwrap(),
+            "directory" => std::fs::create_dir(folder.join("sock")).unwrap(),
+            _ => std::os::unix::fs::symlink("elsewhere", folder.join("sock")).unwrap(),
+        }
+        let ran = world.pod_command(["--name", place]);
+        assert_eq!(ran.code, Some(1));
+        assert!(ran.stderr.contains("is in the way of the socket"), "{}", ran.stderr);
+        assert!(folder.join("sock").symlink_metadata().is_ok(), "{place} was taken away");
+        assert_eq!(world.entry(place), None);
+    }
+}
+
+#[test]
+fn no_pod_can_have_the_name_of_what_lies_beside_its_folder() {
+    let world = World::with_script(json!({}));
+    world.start(&["--name", "main", "--scope", ".:write"]);
+    let ran = world.pod_command(["--name", "life"]);
+    if ran.code == Some(0) {
+        let pid = world.pid("life");
+        world.ok("life", "shutdown", json!(null));
+        wait_until("it is gone", || !lives(pid));
+    }
+    assert!(world.runtime().join("life").join(world.life("main")).exists(), "the life of main is gone");
+    assert_eq!(ran.code, Some(2), "{}", ran.stdout);
+    assert!(ran.stderr.contains("\"life\""), "{}", ran.stderr);
 }
