@@ -51,6 +51,8 @@ fn dispatch(command: &Command, given: &Given) -> Result<bool> {
         "cancel" => talk::cancel(&machine, given),
         "resume" => talk::resume(&machine, given),
         "scope list" => scope::list(&machine, given),
+        "scope who" => scope::who(&machine, given),
+        "scope repair" => scope::repair(&machine, given),
         other => Err(Error::Usage(format!("command \"{other}\" cannot run"))),
     }
 }

@@ -137,6 +137,20 @@ pub const COMMANDS: &[Command] = &[
         example: "insomnia scope list",
     },
     Command {
+        name: "scope who",
+        arguments: "PATH",
+        about: "tell who may write a path now, and why",
+        flags: &[JSON],
+        example: "insomnia scope who src/parser.rs",
+    },
+    Command {
+        name: "scope repair",
+        arguments: "",
+        about: "rebuild a damaged scope.lock from the pods that live, keeping the bad file aside",
+        flags: &[JSON],
+        example: "insomnia scope repair",
+    },
+    Command {
         name: "demo",
         arguments: "",
         about: "watch pods lend, write, crash and hand back, without a key or network",

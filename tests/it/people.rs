@@ -339,3 +339,45 @@ fn r05_a_key_is_nowhere_to_be_found() {
     assert!(seen > 4, "the history, the log, the manifest and the lock were looked at");
     std::io::stdout().flush().unwrap();
 }
+
+#[test]
+fn scope_who_names_the_writer_and_the_line_of_loans() {
+    let kid = json!({ "name": "SpawnPod", "input": { "name": "kid", "task": "work", "scope": ["a:write"] } });
+    let world = World::with_script(
+        json!({ "main": [{ "tool_calls": [kid] }, { "text": "ok" }], "*": [{ "text": "x" }] }),
+    );
+    world.start(&["--scope", ".:write"]);
+    world.turn("main", "go");
+    let lent = world.insomnia(["scope", "who", "a/x/../f"]);
+    assert!(lent.stdout.starts_with("pod kid (pid "), "{}", lent.stdout);
+    assert!(
+        lent.stdout.contains("pod main holds") && lent.stdout.contains("and has lent"),
+        "{}",
+        lent.stdout
+    );
+    let own = json_of(&world.insomnia(["scope", "who", "b", "--json"]).stdout);
+    assert_eq!((&own["writer"], own["holders"].as_array().unwrap().len()), (&json!("main"), 1));
+    let nobody = world.insomnia(["scope", "who", "/usr"]);
+    assert_eq!((nobody.code, nobody.stdout.as_str()), (Some(1), "nobody holds /usr\n"));
+}
+
+#[test]
+fn scope_repair_rebuilds_the_file_and_keeps_the_bad_one() {
+    let world = World::with_script(json!({ "*": [{ "text": "x" }] }));
+    world.start(&["--scope", "a:write"]);
+    let sound = world.insomnia(["scope", "repair"]);
+    assert!(sound.stdout.contains("is sound"), "{}", sound.stdout);
+    let before = world.table();
+    std::fs::write(world.runtime().join("scope.lock"), "{ half").unwrap();
+    let refused = world.pod_command(["--name", "other"]);
+    assert!(
+        refused.code == Some(1) && refused.stderr.contains("insomnia scope repair"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(world.turn("main", "still alive?")["result"], "finished");
+    let repaired = json_of(&world.insomnia(["scope", "repair", "--json"]).stdout);
+    assert_eq!(read(repaired["kept_aside"].as_str().unwrap()), "{ half");
+    assert_eq!(world.table()["allocations"], before["allocations"]);
+    world.start(&["--name", "other", "--scope", "b:write"]);
+}
