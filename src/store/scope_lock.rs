@@ -73,7 +73,17 @@ impl ScopeLock {
                 self.check_missing()?;
                 Ok(AllocationTable::default())
             }
-            Err(source) => Err(Error::io(format!("open \"{}\"", self.path().display()), source)),
+            Err(error) => Err(self.cannot_open(error)),
+        }
+    }
+
+    /// Only a link cannot be opened because of what it is; everything else is told apart once it is open.
+    fn cannot_open(&self, error: std::io::Error) -> Error {
+        match file::stamp_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME)) {
+            Ok(Some(stamp)) if !stamp.is_file() => {
+                Error::LockUnusable { path: self.path(), fault: "it is no regular file".into() }
+            }
+            Ok(_) | Err(_) => Error::io(format!("open \"{}\"", self.path().display()), error),
         }
     }
 

@@ -24,4 +24,5 @@ mod spawning;
 mod stopping;
 mod talking;
 mod telling;
+mod lock_races;
 mod world;
