@@ -21,10 +21,13 @@ pub mod words {
 /// pids and paths, never of pods.
 pub mod sys {
     pub mod clock;
+    pub mod confine;
     pub mod file;
     pub mod process;
+    pub mod raw;
     pub mod signal;
     pub mod socket;
+    pub mod supervise;
     pub mod wait;
 
     /// Stack of the small threads that only wait and pass things on: connections, watchers, signals, senders.
@@ -52,6 +55,7 @@ pub mod wire {
     pub mod events;
     pub mod launch;
     pub mod provider;
+    pub mod sandbox;
 }
 
 /// What the model may do.
@@ -66,6 +70,7 @@ pub mod tools {
     pub mod place;
     pub mod pods;
     pub mod search;
+    pub mod shell;
     pub mod spawn;
     pub mod stop;
     pub mod survey;

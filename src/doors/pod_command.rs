@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::doors::terminal::{answer, answer_line, talk_line};
 use crate::heart::pod::{self, NotStarted, Pod, StartOptions};
 use crate::sys::process;
+use crate::wire::sandbox;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{IdentityError, Life, PodName};
 
@@ -82,6 +83,9 @@ struct NotReady {
 #[must_use]
 pub fn main() -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let Some(code) = sandbox::helper_main(&given) {
+        return code;
+    }
     match parse(given.iter().cloned()) {
         Ok(Parsed::Print(text)) => {
             answer(&text);

@@ -3,6 +3,7 @@
 //! The main thread runs the controller; the order of the steps is that of the launch contract.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -27,9 +28,11 @@ use crate::sys::signal::{self, EndSignal};
 use crate::sys::{clock, process, socket};
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, Mailbox};
+use crate::tools::shell;
 use crate::wire::events::{Callback, EventSender};
 use crate::wire::launch::Ready;
 use crate::wire::provider::{Provider, ProviderPlace};
+use crate::wire::sandbox::Sandbox;
 use crate::words::allocation::{Allocation, AllocationState, Refusal};
 use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, Pid, PodId, PodName};
@@ -110,10 +113,10 @@ pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
     let instruction = instruction::resolve(&manifest.instruction, &directories.config, &directory)?;
     let runtime = Arc::new(RuntimeDirectory::open_or_create(&directories.runtime)?);
     let lock = ScopeLock::new(runtime);
-    let (entry, spawner, lost) =
+    let (entry, standing) =
         register(&lock, &directories, &directory, &manifest, &options, previous.as_ref())?;
     let registered =
-        Registered { lock, directories, directory, manifest, instruction, entry, spawner, previous, lost };
+        Registered { lock, directories, directory, manifest, instruction, entry, standing, previous };
     let (lock, entry) = (registered.lock.clone(), registered.entry.clone());
     registered.build(options).inspect_err(|_| {
         let undone = lock.edit(None, |table| {
@@ -143,8 +146,7 @@ fn overlays(options: &StartOptions) -> Result<Vec<Layer>> {
 }
 
 /// Puts the pod's entry into the lock: a new one for a root, its own life in place of the reservation for a
-/// spawned one, what nobody else holds by now for a resumed one. Returns the entry, who spawned it, and what is
-/// lost.
+/// spawned one, what nobody else holds by now for a resumed one.
 fn register(
     lock: &ScopeLock,
     directories: &Directories,
@@ -152,7 +154,7 @@ fn register(
     manifest: &Manifest,
     options: &StartOptions,
     previous: Option<&Previous>,
-) -> Result<(Allocation, Option<Sender>, Vec<Refusal>)> {
+) -> Result<(Allocation, Standing)> {
     let pid = Pid::new(process::own_pid())?;
     let stat = process::process_stat(pid.get())
         .ok_or_else(|| Error::told("cannot read /proc/self/stat; is /proc there?"))?;
@@ -195,9 +197,9 @@ fn register(
         let spawner =
             spawner.map(|spawner| Sender { pod_id: spawner.pod_id.clone(), life: spawner.life.clone() });
         // Held before anyone can see the entry: the table is written after this returns.
-        HeldLife::create(lock.runtime(), &entry)?.keep_until_exit();
+        let life_file = HeldLife::create(lock.runtime(), &entry)?.keep_until_exit()?;
         lock.sweep(table);
-        Ok((entry, spawner, lost))
+        Ok((entry, Standing { spawner, lost, life_file }))
     })?;
     Ok(edited.value)
 }
@@ -210,9 +212,18 @@ struct Registered {
     manifest: Manifest,
     instruction: String,
     entry: Allocation,
-    spawner: Option<Sender>,
+    standing: Standing,
     previous: Option<Previous>,
+}
+
+/// What a pod's registration has shown.
+struct Standing {
+    /// Who spawned it.
+    spawner: Option<Sender>,
+    /// Why old rules of a resumed pod are gone.
     lost: Vec<Refusal>,
+    /// The life file, which is held from now on.
+    life_file: File,
 }
 
 impl Registered {
@@ -245,17 +256,9 @@ impl Registered {
         provider: Provider,
         state_dir: &Path,
     ) -> Result<Pod> {
-        let Registered {
-            lock,
-            directories,
-            directory,
-            manifest,
-            instruction,
-            entry,
-            spawner,
-            previous,
-            lost,
-        } = self;
+        let Registered { lock, directories, directory, manifest, instruction, entry, standing, previous } =
+            self;
+        let Standing { spawner, lost, life_file } = standing;
         let own = Sender { pod_id: entry.pod_id.clone(), life: entry.life.clone() };
         let session = Session::open(state_dir)?;
         session.append(Item::Session {
@@ -289,6 +292,7 @@ impl Registered {
             lock,
             session,
             mailbox,
+            sandbox: Sandbox::new(life_file),
         });
         if previous.is_some() {
             recover::recover(&context, &lost)?;
@@ -406,6 +410,7 @@ impl Pod {
 
     /// Lives until somebody asks it to end, then hands everything back.
     pub fn live(self) {
+        shell::find_level_meanwhile(&self.context);
         if let Some(text) = self.task {
             let mailbox = self.context.mailbox.clone();
             let (reply, _) = crossbeam_channel::bounded(1);

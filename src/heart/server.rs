@@ -17,7 +17,7 @@ use crate::sys::process::own_uid;
 use crate::sys::socket::{self, Line, LineReader};
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, shutting_down};
-use crate::tools::survey;
+use crate::tools::{shell, survey};
 use crate::words::error::Error;
 use crate::words::identity::Life;
 use crate::words::limits::{
@@ -334,7 +334,7 @@ fn status(context: &PodContext) -> Result<StatusReply, WireError> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         scope: scope.into_iter().filter(|rule| !is_implied(rule)).collect(),
         lent: lent.into_iter().map(|loan| loan.rule).collect(),
-        sandbox: "no shell".to_owned(),
+        sandbox: shell::level(context).to_string(),
         turn: summary.turn,
         last_response: cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
         last_result: summary.last_result,

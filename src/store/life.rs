@@ -3,6 +3,7 @@
 //! Probes and watchers ask for the shared lock, so they never take each other for the owner. Measured on
 //! running, stopped, zombie and gone processes: the lock is right in each case, a process number is not.
 
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -88,9 +89,13 @@ impl HeldLife {
         &self.life
     }
 
-    /// Keeps the life held until the process ends.
-    pub fn keep_until_exit(self) {
-        self.lock.keep_until_exit();
+    /// Keeps the life held until the process ends, and as long as anybody has the returned file open.
+    ///
+    /// # Errors
+    /// When no descriptor is left.
+    pub fn keep_until_exit(self) -> Result<File> {
+        let failed = |source| Error::io(format!("share life file \"{}\"", self.life), source);
+        self.lock.keep_until_exit().map_err(failed)
     }
 }
 

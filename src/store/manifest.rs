@@ -98,6 +98,9 @@ pub struct ShellSettings {
     pub env: Vec<String>,
     /// Further directories that commands may write, such as build caches.
     pub writable: Vec<PathBuf>,
+    /// The level of the spawner, which the child's must not fall below. Set by SpawnPod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spawner_level: Option<u8>,
 }
 
 impl Default for ShellSettings {
@@ -108,6 +111,7 @@ impl Default for ShellSettings {
             timeout_seconds: 120,
             env: Vec::new(),
             writable: Vec::new(),
+            spawner_level: None,
         }
     }
 }

@@ -323,11 +323,16 @@ impl LockedFile {
         &self.0
     }
 
-    /// Keeps the lock until the process ends, whatever happens to this value.
+    /// Keeps the lock until the process ends and every process that was given the returned file has ended too.
     ///
-    /// Unlocking would free the lock for every process that shares this open file, so it must never be done.
-    pub fn keep_until_exit(self) {
+    /// Unlocking would free the lock for all that share this open file, so it must never be done; closing is fine.
+    ///
+    /// # Errors
+    /// When no descriptor is left; the lock is kept all the same.
+    pub fn keep_until_exit(self) -> io::Result<File> {
+        let shared = self.0.try_clone();
         std::mem::forget(self.0);
+        shared
     }
 }
 

@@ -56,6 +56,13 @@ impl Program {
         self
     }
 
+    /// Lets lists of processes show it under this name.
+    #[must_use]
+    pub fn shown_as(mut self, name: &str) -> Program {
+        self.command.arg0(name);
+        self
+    }
+
     /// Runs it in this directory.
     #[must_use]
     pub fn directory(mut self, directory: &Path) -> Program {
@@ -75,6 +82,14 @@ impl Program {
     pub fn only_env(mut self, variables: impl IntoIterator<Item = (OsString, OsString)>) -> Program {
         self.command.env_clear().envs(variables);
         self
+    }
+
+    /// Starts it with these as its standard output and error output.
+    ///
+    /// # Errors
+    /// As execve(2): `NotFound` when there is no such program.
+    pub fn start_onto(mut self, output: OwnedFd, errors: OwnedFd) -> io::Result<Child> {
+        self.command.stdout(Stdio::from(output)).stderr(Stdio::from(errors)).spawn()
     }
 
     /// Starts it.
@@ -103,7 +118,11 @@ impl Program {
     }
 }
 
-fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+/// A pipe, its reading end first. No program that is started gets either end unless it is given one.
+///
+/// # Errors
+/// As pipe(2).
+pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?)
 }
 
@@ -332,6 +351,12 @@ pub fn holder_of_lock(inode: u64) -> String {
     }
 }
 
+/// The effective group id of this process.
+#[must_use]
+pub fn own_gid() -> u32 {
+    nix::unistd::getegid().as_raw()
+}
+
 /// Kills the process that has this number and this start time, looked up right before.
 ///
 /// # Errors
@@ -386,12 +411,26 @@ pub fn redirect_errors(file: &File) -> io::Result<()> {
 /// As execve(2).
 pub fn start_self(args: &[OsString]) -> io::Result<DetachedSelf> {
     let (output, write_end) = pipe()?;
+    let program = own_program().unwrap_or_else(|| OWN_IMAGE.into());
+    Ok(DetachedSelf { child: spawn_self(&program, args, write_end)?, output: File::from(output) })
+}
+
+/// Starts this same program again, whatever its path leads to now: standard input and errors as ours.
+///
+/// # Errors
+/// As execve(2).
+pub fn start_own_image(args: &[OsString], output: OwnedFd) -> io::Result<Child> {
+    spawn_self(Path::new(OWN_IMAGE), args, output)
+}
+
+/// This very program, also after its file was replaced or hidden. Source: proc_pid_exe(5).
+const OWN_IMAGE: &str = "/proc/self/exe";
+
+fn spawn_self(program: &Path, args: &[OsString], output: OwnedFd) -> io::Result<Child> {
     #[allow(clippy::disallowed_methods, reason = "the one place that starts processes")]
-    let mut command = Command::new(own_program().unwrap_or_else(|| "/proc/self/exe".into()));
+    let mut command = Command::new(program);
     let name = std::env::args_os().next().unwrap_or_else(|| "pod".into());
-    command.arg0(name).args(args).stdout(Stdio::from(write_end));
-    let child = command.spawn()?;
-    Ok(DetachedSelf { child, output: File::from(output) })
+    command.arg0(name).args(args).stdout(Stdio::from(output)).spawn()
 }
 
 /// A background copy of this program that has not said yet whether it is ready.

@@ -10,6 +10,7 @@ use crate::store::scope_lock::{ScopeLock, ScopeView};
 use crate::store::session::Session;
 use crate::tools::mailbox::Mailbox;
 use crate::wire::events::EventSender;
+use crate::wire::sandbox::Sandbox;
 use crate::words::identity::{Pid, PodName};
 use crate::words::protocol::Sender;
 
@@ -44,6 +45,8 @@ pub struct PodContext {
     pub events: EventSender,
     /// The way to its controller.
     pub mailbox: Mailbox,
+    /// What confines its commands.
+    pub sandbox: Sandbox,
     /// Whether it is ending and refuses new work; set once, by the controller.
     pub ending: AtomicBool,
 }

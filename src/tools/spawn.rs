@@ -135,11 +135,13 @@ fn overlay(context: &PodContext, input: &SpawnInput, instruction: Option<String>
     let manifest = &context.manifest;
     let mut provider = manifest.provider.clone();
     provider.model = input.model.clone().or(provider.model);
+    let mut shell = manifest.shell.clone();
+    shell.spawner_level = Some(crate::tools::shell::level(context).number());
     let denied: Vec<&String> = manifest.tools.deny.iter().chain(&input.tools_deny).collect();
     let mut overlay = json!({
         "provider": provider,
         "tools": { "deny": denied },
-        "shell": manifest.shell,
+        "shell": shell,
         "limits": manifest.limits,
         "protect_git": manifest.protect_git,
         "pod_command": manifest.pod_command,

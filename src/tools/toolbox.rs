@@ -3,12 +3,12 @@
 //! Lives on the turn thread; calls run one after another, so nothing writes while a scope shrinks.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
 use crate::tools::place::FileDesk;
-use crate::tools::{files, pods, search, spawn};
+use crate::tools::{files, pods, search, shell, spawn};
 use crate::wire::provider::ToolSpec;
 use crate::words::error::{Error, Result};
 use crate::words::message::ToolCall;
@@ -19,7 +19,8 @@ use crate::words::text::{cut_middle, harmless_line};
 pub struct Toolbox {
     context: Arc<PodContext>,
     desk: FileDesk,
-    specs: Vec<ToolSpec>,
+    /// Made at the first look: the shell's text says how it is confined, which takes a moment to find out.
+    specs: OnceLock<Vec<ToolSpec>>,
     results_written: u64,
 }
 
@@ -37,31 +38,34 @@ impl Toolbox {
     #[must_use]
     pub fn new(context: Arc<PodContext>) -> Toolbox {
         let limits = &context.manifest.limits;
-        let mut specs = vec![spawn::spec()];
-        specs.extend(pods::specs());
-        specs.extend(files::specs(limits));
-        specs.extend(search::specs());
-        let denied = &context.manifest.tools.deny;
-        specs.retain(|spec| !denied.iter().any(|name| name == spec.name));
         let shown = context.session.results().canonicalize().into_iter().collect();
         let protect_git = context.manifest.protect_git;
         let desk =
             FileDesk::new(context.directory.clone(), context.hidden(), shown, protect_git, limits.clone());
-        Toolbox { context, desk, specs, results_written: 0 }
+        Toolbox { context, desk, specs: OnceLock::new(), results_written: 0 }
     }
 
     /// The tools as the model is told about them.
     #[must_use]
     pub fn specs(&self) -> &[ToolSpec] {
-        &self.specs
+        self.specs.get_or_init(|| {
+            let mut specs = vec![spawn::spec()];
+            specs.extend(pods::specs());
+            specs.extend(files::specs(&self.context.manifest.limits));
+            specs.extend(search::specs());
+            specs.extend(shell::spec(&self.context));
+            let denied = &self.context.manifest.tools.deny;
+            specs.retain(|spec| !denied.iter().any(|name| name == spec.name));
+            specs
+        })
     }
 
     /// Runs one call. An error is an answer too; a long one keeps head and tail, and the whole goes to a file.
     pub fn run(&mut self, call: &ToolCall, cancel: &Cancel) -> ToolAnswer {
-        let answer = if self.specs.iter().any(|spec| spec.name == call.name) {
+        let answer = if self.specs().iter().any(|spec| spec.name == call.name) {
             self.dispatch(call, cancel)
         } else {
-            let names: Vec<&str> = self.specs.iter().map(|spec| spec.name).collect();
+            let names: Vec<&str> = self.specs().iter().map(|spec| spec.name).collect();
             let shown = harmless_line(&call.name);
             Err(Error::told(format!("there is no tool \"{shown}\" for you; there are: {}", names.join(", "))))
         };
@@ -90,6 +94,7 @@ impl Toolbox {
             "EditFile" => return self.desk.edit_file(&scope()?, input, cancel),
             "ListFiles" => return self.desk.list_files(&scope()?, input, cancel),
             "SearchFiles" => return self.desk.search_files(&scope()?, input, cancel),
+            "Shell" => return shell::run(context, &scope()?, input, cancel),
             other => return Err(Error::told(format!("tool \"{other}\" cannot run"))),
         };
         Ok(answer.to_string())

@@ -1,0 +1,340 @@
+//! Confining this process and what it starts: namespaces with a narrower view of the files, or Landlock.
+//!
+//! Knows paths, descriptors and mounts, never pods. Runs in a process of its own that has one thread, because a
+//! process with several may not enter a user namespace. Every step that fails is an error: nothing is left out.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::fstat;
+
+use crate::sys::{file, raw};
+
+/// What the confined see of the file system.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct View {
+    /// Directories that may be written, canonical.
+    pub writable: Vec<PathBuf>,
+    /// Files and directories inside these that may not be written.
+    pub read_only: Vec<PathBuf>,
+    /// Files and directories that are not there, wherever they lie.
+    pub hidden: Vec<PathBuf>,
+    /// Directories that can be read although they lie in a place that is otherwise private.
+    pub shown: Vec<PathBuf>,
+    /// Whether the network is reachable.
+    pub network: bool,
+}
+
+/// Places that are empty, private and writable. What belongs to a scope inside them is put back.
+const PRIVATE: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
+/// Where buses, agents and container services listen. Read-only does not stop a connection, so it is hidden.
+const SERVICES: &str = "/run";
+/// The only devices that work: a writable disk is a way around every mount.
+const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+/// What a root without capabilities could still write below `/proc`, because it owns the files.
+const KERNEL_SETTINGS: [&str; 10] =
+    ["sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "asound", "driver"];
+/// Size of each private place.
+const PRIVATE_OPTIONS: &str = "size=1g,mode=1777";
+/// The user id inside for root, so that no capability survives an exec: "nobody" on every system.
+const PLAIN_ID: u32 = 65534;
+
+/// Enters new namespaces in which only the view is there. The next process started is the first of its own
+/// PID namespace and has to call `enter_inner`.
+///
+/// # Errors
+/// The step that the system refused, in words.
+pub fn enter_outer(view: &View) -> io::Result<()> {
+    let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
+    raw::close_others_on_exec().map_err(|error| told("close inherited descriptors", error))?;
+    let network = if view.network { CloneFlags::empty() } else { CloneFlags::CLONE_NEWNET };
+    let kinds = CloneFlags::CLONE_NEWUSER
+        | CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWPID
+        | CloneFlags::CLONE_NEWIPC;
+    unshare(kinds | network).map_err(|errno| told("create user, mount and process namespaces", errno))?;
+    map_ids((0, uid), (0, gid))?;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
+        .map_err(|errno| told("make mounts private", errno))?;
+    let places = Places::open(view)?;
+    let root = file::open_place(Path::new("/"))?;
+    raw::set_mount(root, true, raw::READ_ONLY | raw::NO_SUID | raw::NO_DEVICES, 0)
+        .map_err(|error| told("make the file system read-only", error))?;
+    make_devices()?;
+    make_private()?;
+    places.put_back()?;
+    deny(view)
+}
+
+/// Finishes what `enter_outer` has begun: a process list of its own, and a user without any power over mounts.
+///
+/// `uid` and `gid` are those outside.
+///
+/// # Errors
+/// The step that the system refused, in words.
+pub fn enter_inner(uid: u32, gid: u32) -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)
+        .map_err(|errno| told("mount a /proc of its own", errno))?;
+    if uid == 0 {
+        for name in KERNEL_SETTINGS.map(|name| Path::new("/proc").join(name)) {
+            if let Ok(place) = open_any(&name) {
+                raw::set_mount(bind(&place, &name)?, true, raw::READ_ONLY, 0)
+                    .map_err(|error| told("protect kernel settings", error))?;
+            }
+        }
+    }
+    unshare(CloneFlags::CLONE_NEWUSER).map_err(|errno| told("give up power over the mounts", errno))?;
+    let plain = |id: u32| if id == 0 { PLAIN_ID } else { id };
+    map_ids((plain(uid), 0), (plain(gid), 0))?;
+    lock_privileges()?;
+    if raw::landlock_version() >= 6 {
+        raw::landlock_restrict(&raw::landlock_ruleset(0, SCOPED)?)
+            .map_err(|error| told("confine signals and abstract sockets", error))?;
+    }
+    Ok(())
+}
+
+/// Forbids every later gain of privileges, for example by a set-user-id program.
+///
+/// # Errors
+/// As prctl(2).
+pub fn lock_privileges() -> io::Result<()> {
+    nix::sys::prctl::set_no_new_privs().map_err(|errno| told("forbid new privileges", errno))
+}
+
+/// Abstract sockets and signals. Source: landlock(7).
+const SCOPED: u64 = 0b11;
+const READ_FILES: u64 = 1 | 1 << 2; // execute, read
+const READ_DIRECTORIES: u64 = 1 << 3;
+/// Every right on files up to version 5 of Landlock.
+const ALL_RIGHTS: u64 = 0xffff;
+/// Write, read, truncate.
+const DEVICE_RIGHTS: u64 = 1 << 1 | 1 << 2 | 1 << 14;
+
+/// Confines this process by Landlock alone: it cannot express read-only parts inside what is writable, and the
+/// names below hidden directories can be listed.
+///
+/// # Errors
+/// The step that the system refused, in words.
+pub fn restrict(view: &View) -> io::Result<()> {
+    if raw::landlock_version() < 6 {
+        return Err(io::Error::other("the kernel's Landlock is missing or too old (version 6 is needed)"));
+    }
+    lock_privileges()?;
+    let ruleset = raw::landlock_ruleset(ALL_RIGHTS, SCOPED)?;
+    let allow = |path: &Path, rights: u64| match open_any(path) {
+        Ok(place) => {
+            let is_directory = fstat(&place)?.st_mode & nix::libc::S_IFMT == nix::libc::S_IFDIR;
+            let rights = if is_directory { rights } else { rights & (DEVICE_RIGHTS | READ_FILES) };
+            raw::landlock_allow(&ruleset, place, rights).map_err(|error| told(path.display(), error))
+        }
+        Err(_) => Ok(()), // what cannot be opened needs no right
+    };
+    allow(Path::new("/"), READ_DIRECTORIES)?;
+    for path in beside(&view.hidden) {
+        allow(&path, READ_FILES | READ_DIRECTORIES)?;
+    }
+    for name in DEVICES {
+        allow(&Path::new("/dev").join(name), DEVICE_RIGHTS)?;
+    }
+    view.writable.iter().try_for_each(|path| allow(path, ALL_RIGHTS))?;
+    raw::landlock_restrict(&ruleset).map_err(|error| told("enter the Landlock domain", error))
+}
+
+/// The largest paths that together are everything but the hidden ones.
+fn beside(hidden: &[PathBuf]) -> Vec<PathBuf> {
+    let (mut open, mut found) = (vec![PathBuf::from("/")], Vec::new());
+    while let Some(directory) = open.pop() {
+        let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()).filter(|path| !path.is_symlink()) {
+            if hidden.contains(&path) {
+                continue;
+            }
+            let is_above = hidden.iter().any(|hidden| hidden.starts_with(&path));
+            if is_above { open.push(path) } else { found.push(path) }
+        }
+    }
+    found
+}
+
+/// Directories that are opened while everything can still be seen.
+struct Places<'a> {
+    shown: Vec<(&'a Path, OwnedFd)>,
+    writable: Vec<(&'a Path, OwnedFd)>,
+}
+
+impl Places<'_> {
+    fn open(view: &View) -> io::Result<Places<'_>> {
+        let is_private = |path: &Path| {
+            let masks = PRIVATE.into_iter().chain([SERVICES]).map(Path::new);
+            masks.into_iter().any(|mask| path.starts_with(mask) && path != mask)
+        };
+        let open = |path| Ok((path, open_exactly(path)?));
+        let shown = view.shown.iter().filter(|path| is_private(path) && path.is_dir());
+        Ok(Places {
+            shown: sorted(shown).map(open).collect::<io::Result<_>>()?,
+            writable: sorted(view.writable.iter()).map(open).collect::<io::Result<_>>()?,
+        })
+    }
+
+    fn put_back(self) -> io::Result<()> {
+        for (path, place) in self.shown {
+            fs::create_dir_all(path)?;
+            bind(&place, path)?;
+        }
+        for (path, place) in self.writable {
+            fs::create_dir_all(path)?;
+            let top = bind(&place, path)?;
+            // A mount below it that was read-only before is locked and stays so.
+            raw::set_mount(&top, true, 0, raw::READ_ONLY)
+                .or_else(|_| raw::set_mount(&top, false, 0, raw::READ_ONLY))
+                .map_err(|error| told(format!("make \"{}\" writable", path.display()), error))?;
+        }
+        if Path::new(SERVICES).is_dir() {
+            raw::set_mount(file::open_place(Path::new(SERVICES))?, false, raw::READ_ONLY, 0)?;
+        }
+        Ok(())
+    }
+}
+
+fn sorted<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> impl Iterator<Item = &'a Path> {
+    paths.map(PathBuf::as_path).collect::<BTreeSet<_>>().into_iter()
+}
+
+/// A terminal system of its own, and the devices that every program expects.
+fn make_devices() -> io::Result<()> {
+    for path in DEVICES.map(|name| Path::new("/dev").join(name)) {
+        if let Ok(place) = open_any(&path) {
+            raw::set_mount(bind(&place, &path)?, false, 0, raw::NO_DEVICES)
+                .map_err(|error| told(format!("keep \"{}\"", path.display()), error))?;
+        }
+    }
+    if Path::new("/dev/pts").is_dir() {
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+        let options = Some("newinstance,ptmxmode=0666,mode=620");
+        mount(Some("devpts"), "/dev/pts", Some("devpts"), flags, options)
+            .map_err(|errno| told("make terminals of its own", errno))?;
+        if Path::new("/dev/ptmx").exists() {
+            bind(&open_any(Path::new("/dev/pts/ptmx"))?, Path::new("/dev/ptmx"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Empty places in which the confined may leave what they like until they end, and one in which nothing listens.
+fn make_private() -> io::Result<()> {
+    let resolver = fs::canonicalize("/etc/resolv.conf").ok().filter(|path| path.starts_with(SERVICES));
+    let resolver = resolver.and_then(|path| Some((fs::read(&path).ok()?, path)));
+    let is_link = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_symlink());
+    let links: Vec<_> = fs::read_dir(SERVICES).into_iter().flatten().flatten().filter(is_link).collect();
+    let links: Vec<_> =
+        links.iter().filter_map(|link| Some((link.path(), fs::read_link(link.path()).ok()?))).collect();
+    for place in PRIVATE.into_iter().chain([SERVICES]).filter(|path| is_real_directory(Path::new(path))) {
+        mount_empty(Path::new(place), MsFlags::empty(), PRIVATE_OPTIONS)?;
+    }
+    for (path, target) in links {
+        symlink(target, path)?; // some systems keep the way to every program here
+    }
+    if let Some((text, path)) = resolver {
+        fs::create_dir_all(path.parent().unwrap_or(Path::new(SERVICES)))?;
+        fs::write(path, text)?;
+    }
+    Ok(())
+}
+
+fn is_real_directory(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
+}
+
+/// Denials come last, the deeper ones after the others. Each directory between what is writable and what is
+/// denied in it becomes a mount itself, because a mount cannot be renamed away.
+fn deny(view: &View) -> io::Result<()> {
+    let hidden = || view.hidden.iter().filter(|path| fs::symlink_metadata(path).is_ok());
+    let mut pins: BTreeSet<&Path> = BTreeSet::new();
+    for path in view.read_only.iter().chain(hidden()) {
+        let above = path.ancestors().skip(1);
+        pins.extend(
+            above.filter(|pin| view.writable.iter().any(|root| pin.starts_with(root) && *pin != root)),
+        );
+    }
+    for pin in pins {
+        bind(&open_exactly(pin)?, pin)?;
+    }
+    for path in sorted(view.read_only.iter()) {
+        raw::set_mount(bind(&open_exactly(path)?, path)?, true, raw::READ_ONLY, 0)
+            .map_err(|error| told(format!("protect \"{}\"", path.display()), error))?;
+    }
+    for path in sorted(hidden()) {
+        if is_real_directory(path) {
+            mount_empty(path, MsFlags::MS_RDONLY, "size=4k,mode=755")?;
+        } else {
+            // Without devices it cannot even be opened, so that nothing seems to succeed.
+            let nothing = bind(&open_any(Path::new("/dev/null"))?, path)?;
+            raw::set_mount(nothing, false, raw::READ_ONLY | raw::NO_DEVICES, 0)?;
+        }
+    }
+    Ok(())
+}
+
+fn mount_empty(path: &Path, more: MsFlags, options: &str) -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | more;
+    mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options))
+        .map_err(|errno| told(format!("put an empty directory over \"{}\"", path.display()), errno))
+}
+
+/// Mounts what is open at `path` and opens the new mount. Whatever somebody renames meanwhile, it is the same file.
+fn bind(place: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    let failed = |error: io::Error| told(format!("mount \"{}\"", path.display()), error);
+    let source = format!("/proc/self/fd/{}", place.as_raw_fd());
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+    mount(Some(source.as_str()), path, None::<&str>, flags, None::<&str>)
+        .map_err(|errno| failed(errno.into()))?;
+    let top = open_any(path).map_err(failed)?;
+    let (expected, found) = (fstat(place)?, fstat(&top)?);
+    if (expected.st_dev, expected.st_ino) != (found.st_dev, found.st_ino) {
+        return Err(failed(io::Error::other("it was replaced meanwhile")));
+    }
+    Ok(top)
+}
+
+fn open_any(path: &Path) -> io::Result<OwnedFd> {
+    let root = file::open_place(Path::new("/"))?;
+    Ok(file::open_entry_at(root, path)?.into())
+}
+
+/// Opens what has exactly this path, no link on the way.
+fn open_exactly(path: &Path) -> io::Result<OwnedFd> {
+    let place = open_any(path).map_err(|error| told(format!("open \"{}\"", path.display()), error))?;
+    let real = file::real_path(&place)?;
+    if real == path {
+        return Ok(place);
+    }
+    Err(io::Error::other(format!("\"{}\" is really \"{}\" now", path.display(), real.display())))
+}
+
+/// Writes the identity maps of a new user namespace: (inside, outside). Source: user_namespaces(7).
+fn map_ids(uid: (u32, u32), gid: (u32, u32)) -> io::Result<()> {
+    let lines = [
+        ("setgroups", "deny".to_owned()),
+        ("uid_map", format!("{} {} 1", uid.0, uid.1)),
+        ("gid_map", format!("{} {} 1", gid.0, gid.1)),
+    ];
+    for (name, line) in lines {
+        fs::write(format!("/proc/self/{name}"), line)
+            .map_err(|error| told(format!("write {name}"), error))?;
+    }
+    Ok(())
+}
+
+fn told(what: impl std::fmt::Display, error: impl Into<io::Error>) -> io::Error {
+    let error: io::Error = error.into();
+    io::Error::new(error.kind(), format!("{what}: {error}"))
+}

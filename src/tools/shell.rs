@@ -1,0 +1,277 @@
+//! Shell: one command, confined to what the pod may write now, over only when its last process is.
+//!
+//! Runs on the turn thread. How commands are confined is found out once, by really confining one.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::store::manifest::SandboxSetting;
+use crate::store::paths::canonical;
+use crate::sys::STACK_BYTES;
+use crate::sys::confine::View;
+use crate::sys::supervise::Ended;
+use crate::sys::wait::Cancel;
+use crate::tools::context::PodContext;
+use crate::tools::input;
+use crate::wire::provider::ToolSpec;
+use crate::wire::sandbox::{Kept, Level, Means, Outcome, Plan};
+use crate::words::error::{Error, Result};
+use crate::words::scope::{EffectiveScope, Reach, Rule};
+
+const NAME: &str = "Shell";
+/// The longest time that the model may ask for, in seconds.
+const TIMEOUT_SECONDS_MAX: u64 = 24 * 3600;
+/// The longest command: one argument of a program is limited. Source: execve(2), `MAX_ARG_STRLEN`.
+const COMMAND_BYTES_MAX: usize = 120 << 10;
+/// Variables that commands see, besides `LC_*` and those of the manifest.
+const VARIABLES: [&str; 6] = ["PATH", "HOME", "LANG", "TERM", "USER", "TMPDIR"];
+/// Variables whose value leads to a socket that would do things for the command outside.
+const SOCKET_VARIABLES: [&str; 4] =
+    ["XDG_RUNTIME_DIR", "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST"];
+/// Never given to a command, whatever the manifest lists.
+const KEYS: [&str; 2] = ["ANTHROPIC_API_KEY", "OPENAI_API_KEY"];
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShellInput {
+    command: String,
+    timeout_seconds: Option<u64>,
+    dir: Option<PathBuf>,
+}
+
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "command": { "type": "string", "description": "given to bash -c, or to sh -c where there is no bash" },
+            "timeout_seconds": { "type": "integer", "description": "killed after this time" },
+            "dir": { "type": "string", "description": "where it runs; your working directory by default" }
+        },
+        "required": ["command"],
+        "additionalProperties": false
+    })
+}
+
+/// The tool as the model is told about it; `None` for a pod that may not read everywhere, as a shell does.
+#[must_use]
+pub fn spec(context: &PodContext) -> Option<ToolSpec> {
+    let how = match level(context) {
+        Level::Off(reason) if !reads_everywhere(context) => {
+            log::debug!("no shell: {reason}");
+            return None;
+        }
+        Level::Off(reason) => format!("It is off here: {reason}."),
+        Level::Unconfined => {
+            "It is not confined here: keep to your write scope yourself, and leave what you have lent alone."
+                .into()
+        }
+        Level::Landlock => {
+            "It reads everywhere and writes only in your write scope; /tmp cannot be written, and \
+            it is off while you have lent anything."
+                .into()
+        }
+        Level::Namespaces => {
+            let network = if context.manifest.shell.network {
+                "The network is reachable."
+            } else {
+                "There is no network."
+            };
+            format!(
+                "It reads everywhere and writes only in your recursive write rules, minus what you have lent; /tmp \
+                 is private and empty at each call. .git/hooks, .git/config and .insomnia are read-only. {network}"
+            )
+        }
+    };
+    let seconds = context.manifest.shell.timeout_seconds;
+    Some(ToolSpec {
+        name: NAME,
+        description: format!(
+            "Run a command. There is no terminal and no input. {how} Every process it starts is killed when the \
+             command ends, so nothing stays in the background. It is killed after {seconds} s unless \
+             `timeout_seconds` says otherwise. You get its output and its exit code."
+        ),
+        input_schema: schema(),
+    })
+}
+
+fn reads_everywhere(context: &PodContext) -> bool {
+    context.view.effective().is_ok_and(|scope| scope.reads_everywhere())
+}
+
+/// How this pod's commands are confined. The first call takes a few milliseconds.
+#[must_use]
+pub fn level(context: &PodContext) -> Level {
+    let shell = &context.manifest.shell;
+    if context.manifest.tools.deny.iter().any(|tool| tool == NAME) {
+        return Level::Off("the manifest denies this tool".into());
+    }
+    if !reads_everywhere(context) {
+        return Level::Off("its read rules are narrower than /, and a shell reads everywhere".into());
+    }
+    let level = match shell.sandbox {
+        SandboxSetting::Off => Level::Unconfined,
+        SandboxSetting::Required => {
+            context.sandbox.probe(|| view(context, &EffectiveScope::default()).unwrap_or_default()).clone()
+        }
+    };
+    match shell.spawner_level {
+        Some(spawner) if level.is_weaker_than(spawner) => Level::Off(format!(
+            "commands here could only be confined at level {}, its spawner's are at level {spawner}, and a child is never on a weaker one",
+            level.number()
+        )),
+        Some(_) | None => level,
+    }
+}
+
+/// Begins to find the level out, so that the first turn need not wait for it.
+pub fn find_level_meanwhile(context: &Arc<PodContext>) {
+    let context = Arc::clone(context);
+    let probe = move || drop(level(&context));
+    if let Err(error) = thread::Builder::new().name("probe".into()).stack_size(STACK_BYTES).spawn(probe) {
+        log::debug!("no thread for the probe: {error}"); // whoever asks first does it
+    }
+}
+
+/// Runs the tool.
+///
+/// # Errors
+/// With the reason when the command was not run or had to be killed; the output so far is part of it.
+pub fn run(context: &PodContext, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
+    let input: ShellInput = input::parse(NAME, &schema(), input)?;
+    if input.command.len() > COMMAND_BYTES_MAX || input.command.contains('\0') {
+        return Err(Error::told(
+            "the command is longer than 120 KiB or has a NUL byte; write it to a file first",
+        ));
+    }
+    let seconds = input.timeout_seconds.unwrap_or(context.manifest.shell.timeout_seconds);
+    let seconds = seconds.clamp(1, TIMEOUT_SECONDS_MAX);
+    let directory = canonical(input.dir.as_deref().unwrap_or(Path::new(".")), &context.directory)?;
+    if !directory.is_dir() {
+        return Err(Error::told(format!("\"{}\" is no directory", directory.display())));
+    }
+    let level = level(context);
+    let means = match &level {
+        Level::Namespaces => Means::Namespaces,
+        Level::Landlock if scope.lent.is_empty() => Means::Landlock,
+        Level::Landlock => {
+            return Err(Error::told(format!(
+                "the shell is off while a part of your scope is lent (level {level}); wait until {} has ended, or use the file tools",
+                scope.lent.iter().map(|loan| loan.holder.to_string()).collect::<Vec<_>>().join(", ")
+            )));
+        }
+        Level::Unconfined => Means::Nothing,
+        Level::Off(reason) => {
+            return Err(Error::told(format!("the shell is off: {reason}; use the file tools")));
+        }
+    };
+    let (shell, view) = (shell_program(), view(context, scope)?);
+    let plan = Plan::new(
+        means,
+        view,
+        vec![shell, "-c".into(), input.command],
+        directory,
+        variables(context, &level),
+    );
+    let mut kept = Kept::default();
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let outcome = context.sandbox.run(&plan, &mut kept, Some(cancel), deadline)?;
+    let mut text = kept.into_text();
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    let unconfined = if level == Level::Unconfined { "\n(not confined, by the user's manifest)" } else { "" };
+    let killed = |text: String, how: String| {
+        Err(Error::told(format!("{text}{how}; everything it started was killed{unconfined}")))
+    };
+    match outcome {
+        Outcome::Ended(Ended::Code(code)) => Ok(format!("{text}exit code {code}{unconfined}")),
+        Outcome::Ended(Ended::Signal(signal)) => Ok(format!("{text}killed by signal {signal}{unconfined}")),
+        Outcome::TimedOut => killed(text, format!("timed out after {seconds} s")),
+        Outcome::Cancelled => killed(text, "cancelled".into()),
+    }
+}
+
+fn shell_program() -> String {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let bash = std::env::split_paths(&path).map(|directory| directory.join("bash"));
+    let bash = bash.filter(|path| path.is_absolute()).find(|path| path.is_file());
+    bash.and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| "/bin/sh".into())
+}
+
+fn variables(context: &PodContext, level: &Level) -> Vec<(String, String)> {
+    let manifest = &context.manifest;
+    let is_key = |name: &str| KEYS.contains(&name) || manifest.provider.api_key_env.as_deref() == Some(name);
+    let is_wanted = |name: &str| {
+        let listed = VARIABLES.contains(&name) || manifest.shell.env.iter().any(|wanted| wanted == name);
+        (listed || name.starts_with("LC_")) && !is_key(name)
+    };
+    let text =
+        |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    let is_usable = |name: &str| name != "TMPDIR" || *level == Level::Unconfined; // /tmp is what is private
+    std::env::vars_os().filter_map(text).filter(|(name, _)| is_wanted(name) && is_usable(name)).collect()
+}
+
+/// What commands see and may write now.
+fn view(context: &PodContext, scope: &EffectiveScope) -> Result<View> {
+    let mut writable = Vec::new();
+    for rule in scope.allow.iter().filter(|rule| rule.writes() && rule.reach() == Reach::Recursive) {
+        let path = PathBuf::from(rule.path());
+        std::fs::create_dir_all(&path)
+            .map_err(|source| Error::io(format!("create \"{}\" of your scope", path.display()), source))?;
+        writable.push(path);
+    }
+    let mut read_only: Vec<PathBuf> = scope.lent.iter().map(|loan| loan.rule.path().into()).collect();
+    if context.manifest.protect_git {
+        let around = context.directory.ancestors().find(|place| place.join(".git").exists());
+        let repositories = writable.iter().map(PathBuf::as_path).chain(around);
+        read_only.extend(repositories.flat_map(protected_in));
+    }
+    for path in &context.manifest.shell.writable {
+        let path = canonical(path, Path::new("/"))?;
+        let text = path.to_string_lossy();
+        let rule = Rule::new(&text, crate::words::scope::Access::Write, Reach::Recursive)?;
+        context.directories.check_scope(&rule)?;
+        if path.is_dir() {
+            writable.push(path);
+        }
+    }
+    // Denying outside of what is writable would only cost time.
+    read_only.retain(|path| writable.iter().any(|root| path.starts_with(root)));
+    let table = context.lock.read()?;
+    let rules = table.allocations().iter().flat_map(|entry| &entry.scope_allow).filter(|rule| rule.writes());
+    let own = context.spawner.is_none().then(|| context.directory.clone());
+    let shown = rules.map(|rule| rule.path().into()).chain(own).collect();
+    let hidden = hidden(context, &writable);
+    Ok(View { writable, read_only, hidden, shown, network: context.manifest.shell.network })
+}
+
+/// What other programs obey in a directory of a project: they would run what a command wrote there.
+fn protected_in(directory: &Path) -> Vec<PathBuf> {
+    let git = directory.join(".git");
+    if git.is_dir() {
+        let _ = std::fs::create_dir(git.join("hooks")); // what is missing cannot be protected
+    }
+    let names = [".git/hooks", ".git/config", ".git/config.worktree", ".git/modules", ".insomnia"];
+    let mut found: Vec<PathBuf> = names.iter().map(|name| directory.join(name)).collect();
+    found.extend(git.is_file().then_some(git));
+    found.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
+}
+
+fn hidden(context: &PodContext, writable: &[PathBuf]) -> Vec<PathBuf> {
+    let sockets = SOCKET_VARIABLES.into_iter().filter_map(|name| {
+        let value = std::env::var(name).ok()?;
+        let path = value.split("unix:path=").last()?.split([',', ';']).next()?;
+        Path::new(path.strip_prefix("unix://").unwrap_or(path)).canonicalize().ok()
+    });
+    // A directory of sockets around a scope cannot be hidden without the scope.
+    let is_around = |path: &PathBuf| writable.iter().any(|root| root.starts_with(path));
+    let mut hidden = context.hidden();
+    hidden.extend(sockets.filter(|path| path != Path::new("/") && !is_around(path)));
+    hidden
+}

@@ -1,0 +1,382 @@
+//! Running one command confined: the plan, the levels, and the helper that is this same program again.
+//!
+//! The helper gets the life file as its input, a socket as its output and the command's pipe as its error output.
+//! The plan comes over the socket, never as arguments; the socket is the lifeline too: when its other end is closed,
+//! everything inside is killed. A first helper makes the namespaces, a second one is process 1 in them and runs the
+//! command. Both have the life file open, so that the pod counts as alive until the last process is gone.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::sys::confine::{self, View};
+use crate::sys::process::{self, Program};
+use crate::sys::supervise::{self, Ended};
+use crate::sys::wait::{Cancel, Ready, ReadyEither, wait_readable, wait_readable_either};
+use crate::words::error::{Error, Result};
+
+/// The only arguments of the two helpers.
+const OUTER: &str = "--confined-outer";
+const INNER: &str = "--confined-inner";
+/// Half of the output that is kept: the beginning, and as much of the end.
+const HALF_KEPT_BYTES: usize = 512 << 10;
+/// Killed processes are gone long before this; what is not hangs in the kernel.
+const END_DEADLINE: Duration = Duration::from_secs(10);
+const FRAME_BYTES_MAX: u32 = 4 << 20;
+
+/// How commands are confined. The numbers are those people see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Level {
+    /// 1: namespaces of their own.
+    Namespaces,
+    /// 3: Landlock alone.
+    Landlock,
+    /// 4: there are no commands, for this reason.
+    Off(String),
+    /// 0: not at all, because a person wrote so.
+    Unconfined,
+}
+
+impl Level {
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u8 {
+        match self {
+            Level::Namespaces => 1,
+            Level::Landlock => 3,
+            Level::Off(_) => 4,
+            Level::Unconfined => 0,
+        }
+    }
+
+    /// Whether it confines less than the level of this number does.
+    #[must_use]
+    pub fn is_weaker_than(&self, number: u8) -> bool {
+        let strength = |number: u8| [0, 3, 1, 4].iter().position(|known| *known == number);
+        strength(self.number()) < strength(number)
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Level::Namespaces => f.write_str("1: own namespaces"),
+            Level::Landlock => f.write_str(
+                "3: reduced to Landlock; sockets, file modes, git hooks and left-over processes are not confined",
+            ),
+            Level::Off(reason) => write!(f, "4: off: {reason}"),
+            Level::Unconfined => f.write_str("0: unconfined, by the user's manifest"),
+        }
+    }
+}
+
+/// How the helper is to confine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Means {
+    /// By namespaces.
+    Namespaces,
+    /// By Landlock alone.
+    Landlock,
+    /// Not at all.
+    Nothing,
+}
+
+/// Everything the helper needs to know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// How to confine.
+    pub means: Means,
+    /// What there is to see and to write.
+    pub view: View,
+    /// The program that runs the command, and its arguments.
+    pub command: Vec<String>,
+    /// Where it runs.
+    pub directory: PathBuf,
+    /// Its whole environment.
+    pub variables: Vec<(String, String)>,
+    /// Our user id.
+    pub uid: u32,
+    /// Our group id.
+    pub gid: u32,
+}
+
+impl Plan {
+    /// The plan of one command of this user.
+    #[must_use]
+    pub fn new(
+        means: Means,
+        view: View,
+        command: Vec<String>,
+        directory: PathBuf,
+        variables: Vec<(String, String)>,
+    ) -> Plan {
+        let (uid, gid) = (process::own_uid(), process::own_gid());
+        Plan { means, view, command, directory, variables, uid, gid }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Report {
+    Ended(Ended),
+    Failed(String),
+}
+
+/// How a command's time ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It ended.
+    Ended(Ended),
+    /// It was killed at the deadline.
+    TimedOut,
+    /// It was killed because somebody cancelled.
+    Cancelled,
+}
+
+/// What one pod runs its commands with.
+#[derive(Debug)]
+pub struct Sandbox {
+    program: PathBuf,
+    life: File,
+    probed: OnceLock<Level>,
+}
+
+impl Sandbox {
+    /// A sandbox whose helpers are this same program and share the life file.
+    #[must_use]
+    pub fn new(life: File) -> Sandbox {
+        Sandbox::with_program("/proc/self/exe".into(), life)
+    }
+
+    /// A sandbox whose helper is this program, which must be `pod`.
+    #[must_use]
+    pub fn with_program(program: PathBuf, life: File) -> Sandbox {
+        Sandbox { program, life, probed: OnceLock::new() }
+    }
+
+    /// The strongest level that works here, found once by really running a command with this view.
+    pub fn probe(&self, view: impl FnOnce() -> View) -> &Level {
+        self.probed.get_or_init(|| {
+            let view = view();
+            let attempt = |means| {
+                let command = vec!["/bin/sh".into(), "-c".into(), ":".into()];
+                let (view, directory) = (view.clone(), PathBuf::from("/"));
+                let plan = Plan::new(means, view, command, directory, Vec::new());
+                match self.run(&plan, &mut Kept::default(), None, Instant::now() + END_DEADLINE) {
+                    Ok(Outcome::Ended(Ended::Code(0))) => Ok(()),
+                    Ok(other) => Err(format!("a first command came to {other:?}")),
+                    Err(error) => Err(error.to_string()),
+                }
+            };
+            let Err(refused) = attempt(Means::Namespaces) else { return Level::Namespaces };
+            log::warn!("commands cannot have namespaces of their own: {refused}");
+            // A root keeps its power over files that Landlock does not govern, and the network cannot be cut.
+            if process::own_uid() != 0 && view.network && attempt(Means::Landlock).is_ok() {
+                return Level::Landlock;
+            }
+            Level::Off(format!(
+                "the system refuses to confine commands ({refused}); allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns), or start the pod outside of the container or sandbox it is in, or let a person set \"shell\": {{\"sandbox\": \"off\"}} in the user manifest"
+            ))
+        })
+    }
+
+    /// Runs one command to its end and the end of all it started. What it says goes to `kept`.
+    ///
+    /// # Errors
+    /// When it could not be confined or started: then it has not run.
+    pub fn run(
+        &self,
+        plan: &Plan,
+        kept: &mut Kept,
+        cancel: Option<&Cancel>,
+        deadline: Instant,
+    ) -> Result<Outcome> {
+        let failed = |source: io::Error| Error::io("run the command", source);
+        let frame = frame(plan).map_err(failed)?;
+        let (mut ours, theirs) = UnixStream::pair().map_err(failed)?;
+        ours.set_write_timeout(Some(END_DEADLINE)).map_err(failed)?;
+        let (output, write_end) = process::pipe().map_err(failed)?;
+        let life = self.life.try_clone().map_err(failed)?;
+        let helper = Program::new(&self.program, [OUTER]).shown_as("pod").input_file(life).only_env([]);
+        let mut helper = helper
+            .start_onto(theirs.into(), write_end)
+            .map_err(|source| Error::io("start the helper that confines commands", source))?;
+        let mut output = File::from(output);
+        // Once for each helper. A helper that has ended too early says why below.
+        let _ = ours.write_all(&frame).and_then(|()| ours.write_all(&frame));
+        let killed = kept.follow(&mut output, &ours, cancel, deadline);
+        let _ = ours.shutdown(Shutdown::Write); // the lifeline: everything inside ends now
+        let gone_by = Instant::now() + END_DEADLINE;
+        while helper.try_wait().map_err(failed)?.is_none() {
+            if !kept.read(&mut output, Instant::now() + Duration::from_millis(2)).map_err(failed)? {
+                std::thread::sleep(Duration::from_micros(100)); // closed, so it is about to end
+            }
+            if Instant::now() >= gone_by {
+                return Err(Error::told("the command was killed but a process of it hangs in the kernel"));
+            }
+        }
+        // What escaped at a weaker level may hold the pipe, so its end is not waited for.
+        while kept.read(&mut output, Instant::now()).map_err(failed)? && kept.is_growing() {}
+        match (killed.map_err(failed)?, read_frame(&ours)) {
+            (Some(outcome), _) => Ok(outcome),
+            (None, Ok(Report::Ended(ended))) => Ok(Outcome::Ended(ended)),
+            (None, Ok(Report::Failed(reason))) => {
+                Err(Error::told(format!("the command was not run: {reason}")))
+            }
+            (None, Err(_)) => Err(Error::told("the helper that confines commands was killed")),
+        }
+    }
+}
+
+/// The beginning and the end of what a command has said.
+#[derive(Debug, Default)]
+pub struct Kept {
+    head: Vec<u8>,
+    tail: VecDeque<u8>,
+    total: u64,
+    last: usize,
+}
+
+impl Kept {
+    fn add(&mut self, piece: &[u8]) {
+        self.total += piece.len() as u64;
+        let (head, rest) = piece.split_at(piece.len().min(HALF_KEPT_BYTES - self.head.len()));
+        self.head.extend_from_slice(head);
+        self.tail.extend(rest);
+        self.tail.drain(..self.tail.len().saturating_sub(HALF_KEPT_BYTES));
+    }
+
+    /// Reads one piece, if one comes in time; `false` at the end of the output.
+    fn read(&mut self, output: &mut File, deadline: Instant) -> io::Result<bool> {
+        self.last = 0;
+        if wait_readable(output.as_fd(), None, deadline)? != Ready::Readable {
+            return Ok(true);
+        }
+        let mut buffer = [0; 64 << 10];
+        self.last = output.read(&mut buffer)?;
+        self.add(buffer.get(..self.last).unwrap_or_default());
+        Ok(self.last > 0)
+    }
+
+    fn is_growing(&self) -> bool {
+        self.last > 0
+    }
+
+    /// Reads until the helper says something or is gone; tells why the command must be killed instead.
+    fn follow(
+        &mut self,
+        output: &mut File,
+        helper: &UnixStream,
+        cancel: Option<&Cancel>,
+        deadline: Instant,
+    ) -> io::Result<Option<Outcome>> {
+        loop {
+            match wait_readable_either(output.as_fd(), Some(helper.as_fd()), cancel, deadline)? {
+                ReadyEither::First if Instant::now() >= deadline => return Ok(Some(Outcome::TimedOut)),
+                ReadyEither::First if self.read(output, deadline)? => {}
+                ReadyEither::First | ReadyEither::Second => return Ok(None),
+                ReadyEither::Cancelled => return Ok(Some(Outcome::Cancelled)),
+                ReadyEither::TimedOut => return Ok(Some(Outcome::TimedOut)),
+            }
+        }
+    }
+
+    /// All of it as text, with a line in place of what was not kept.
+    #[must_use]
+    pub fn into_text(self) -> String {
+        let left_out = self.total - (self.head.len() + self.tail.len()) as u64;
+        let mut bytes = self.head;
+        if left_out > 0 {
+            bytes.extend_from_slice(
+                format!("\n[... {left_out} bytes of output were not kept ...]\n").as_bytes(),
+            );
+        }
+        bytes.extend(self.tail);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// Does what the hidden arguments ask for; `None` when there are none.
+#[must_use]
+pub fn helper_main(given: &[OsString]) -> Option<ExitCode> {
+    let [stage] = given else { return None };
+    let work: fn(&UnixStream) -> Result<Option<Ended>> = match stage.to_str() {
+        Some(OUTER) => outer,
+        Some(INNER) => inner,
+        _ => return None,
+    };
+    let Ok(control) = supervise::own_output().map(UnixStream::from) else { return Some(ExitCode::FAILURE) };
+    let report = match work(&control) {
+        Ok(None) => return Some(ExitCode::SUCCESS), // the inner one has told
+        Ok(Some(ended)) => Report::Ended(ended),
+        Err(error) => Report::Failed(error.to_string()),
+    };
+    let sent = frame(&report).and_then(|frame| (&control).write_all(&frame));
+    Some(if sent.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }) // nobody listens: the pod is gone
+}
+
+fn outer(control: &UnixStream) -> Result<Option<Ended>> {
+    let failed = |source| Error::io("set up the sandbox", source);
+    let plan: Plan = read_frame(control).map_err(failed)?;
+    if plan.means == Means::Namespaces {
+        confine::enter_outer(&plan.view).map_err(failed)?;
+    }
+    let output = supervise::own_output().map_err(failed)?;
+    let mut inner = process::start_own_image(&[INNER.into()], output).map_err(failed)?;
+    // Its parent until the end: the kernel reports its end only when all processes of its namespace are gone.
+    match inner.wait().map_err(failed)? {
+        status if status.success() => Ok(None),
+        status => Err(Error::told(format!("its supervisor ended early ({status})"))),
+    }
+}
+
+fn inner(control: &UnixStream) -> Result<Option<Ended>> {
+    let failed = |source| Error::io("set up the sandbox", source);
+    let plan: Plan = read_frame(control).map_err(failed)?;
+    process::leave_session().map_err(failed)?;
+    match plan.means {
+        Means::Namespaces => confine::enter_inner(plan.uid, plan.gid).map_err(failed)?,
+        Means::Landlock => confine::restrict(&plan.view).map_err(failed)?,
+        Means::Nothing => {}
+    }
+    let [shell, arguments @ ..] = plan.command.as_slice() else {
+        return Err(Error::told("there is no command"));
+    };
+    let variables = plan.variables.into_iter().map(|(name, value)| (name.into(), value.into()));
+    let program = Program::new(shell, arguments).directory(&plan.directory).only_env(variables);
+    let lifeline = control.try_clone().map_err(failed)?;
+    let started = supervise::supervise(program, lifeline);
+    started
+        .map(Some)
+        .map_err(|source| Error::io(format!("run \"{shell}\" in \"{}\"", plan.directory.display()), source))
+}
+
+/// Length and JSON text: the first helper must not read what is meant for the second.
+fn frame(value: &impl Serialize) -> io::Result<Vec<u8>> {
+    let text = serde_json::to_vec(value)?;
+    let length = u32::try_from(text.len()).ok().filter(|length| *length <= FRAME_BYTES_MAX);
+    let length = length.ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
+    Ok([&length.to_be_bytes(), text.as_slice()].concat())
+}
+
+fn read_frame<T: DeserializeOwned>(mut control: &UnixStream) -> io::Result<T> {
+    let mut length = [0; 4];
+    control.read_exact(&mut length)?;
+    let length = u32::from_be_bytes(length).min(FRAME_BYTES_MAX);
+    let mut text = vec![0; usize::try_from(length).unwrap_or(0)];
+    control.read_exact(&mut text)?;
+    Ok(serde_json::from_slice(&text)?)
+}
