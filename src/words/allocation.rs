@@ -181,13 +181,17 @@ impl AllocationTable {
         if text.iter().all(u8::is_ascii_whitespace) {
             return Err(TableError::Invalid("it is empty".into()));
         }
-        let not_json =
-            |error: serde_json::Error| TableError::Invalid(format!("it is no valid table: {error}"));
-        let version = serde_json::from_slice::<Version>(text).map_err(not_json)?.version;
-        if version > TABLE_VERSION {
-            return Err(TableError::Newer(version));
+        // A later version may look different in everything but its number, so the number is asked for in any case;
+        // but by a second reading only where the first one fails.
+        let later = |version: u64| (version > TABLE_VERSION).then_some(TableError::Newer(version));
+        let table: AllocationTable = serde_json::from_slice(text).map_err(|error| {
+            let version = serde_json::from_slice::<Version>(text).ok();
+            let invalid = TableError::Invalid(format!("it is no valid table: {error}"));
+            version.and_then(|found| later(found.version)).unwrap_or(invalid)
+        })?;
+        if let Some(error) = later(table.version) {
+            return Err(error);
         }
-        let table: AllocationTable = serde_json::from_slice(text).map_err(not_json)?;
         table.validate()?;
         Ok(table)
     }
