@@ -314,13 +314,13 @@ pub fn stamp_at(directory: impl AsFd, name: &Path) -> io::Result<Option<Stamp>> 
 
 /// An exclusive or shared flock(2) on an open file; dropping it unlocks and closes.
 #[derive(Debug)]
-pub struct LockedFile(Flock<File>);
+pub struct LockedFile(Option<Flock<File>>);
 
 impl LockedFile {
     /// The open file.
     #[must_use]
     pub fn file(&self) -> &File {
-        &self.0
+        self.0.as_ref().expect("it is taken out only by what ends this value")
     }
 
     /// Keeps the lock until the process ends and every process that was given the returned file has ended too.
@@ -329,10 +329,20 @@ impl LockedFile {
     ///
     /// # Errors
     /// When no descriptor is left; the lock is kept all the same.
-    pub fn keep_until_exit(self) -> io::Result<File> {
-        let shared = self.0.try_clone();
-        std::mem::forget(self.0);
+    pub fn keep_until_exit(mut self) -> io::Result<File> {
+        let shared = self.file().try_clone();
+        std::mem::forget(self.0.take());
         shared
+    }
+}
+
+impl Drop for LockedFile {
+    /// Unlocks first: a program that another thread is just starting has copies of all descriptors until its
+    /// exec, and closing ours alone would leave the lock with it.
+    fn drop(&mut self) {
+        let Some(Err((locked, errno))) = self.0.take().map(Flock::unlock) else { return };
+        log::warn!("cannot unlock a file: {errno}"); // its end at the exit of the process unlocks it
+        std::mem::forget(locked); // its own drop would try again and panic
     }
 }
 
@@ -359,7 +369,7 @@ pub fn try_lock_shared(file: File) -> io::Result<Result<LockedFile, File>> {
 pub fn lock_shared(mut file: File) -> io::Result<LockedFile> {
     loop {
         match Flock::lock(file, FlockArg::LockShared) {
-            Ok(locked) => return Ok(LockedFile(locked)),
+            Ok(locked) => return Ok(LockedFile(Some(locked))),
             Err((back, nix::errno::Errno::EINTR)) => file = back,
             Err((_, errno)) => return Err(errno.into()),
         }
@@ -369,7 +379,7 @@ pub fn lock_shared(mut file: File) -> io::Result<LockedFile> {
 fn try_lock(mut file: File, how: FlockArg) -> io::Result<Result<LockedFile, File>> {
     loop {
         match Flock::lock(file, how) {
-            Ok(locked) => return Ok(Ok(LockedFile(locked))),
+            Ok(locked) => return Ok(Ok(LockedFile(Some(locked)))),
             Err((back, nix::errno::Errno::EWOULDBLOCK)) => return Ok(Err(back)),
             Err((back, nix::errno::Errno::EINTR)) => file = back,
             Err((_, errno)) => return Err(errno.into()),
