@@ -424,6 +424,12 @@ pub fn has_tool(name: &str) -> bool {
     found
 }
 
+/// Says why a test is not run here.
+#[allow(clippy::print_stderr, reason = "a skipped test says so")]
+pub fn skip(reason: &str) {
+    eprintln!("skipped: {reason}");
+}
+
 /// Whether the long form of a test is asked for.
 pub fn is_long() -> bool {
     std::env::var_os("INSOMNIA_LONG").is_some()
