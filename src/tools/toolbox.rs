@@ -12,7 +12,7 @@ use crate::tools::{files, pods, search, shell, spawn};
 use crate::wire::provider::ToolSpec;
 use crate::words::error::{Error, Result};
 use crate::words::message::ToolCall;
-use crate::words::text::{cut_middle, harmless_line};
+use crate::words::text::{cut_middle, harmless_line, without_marks};
 
 /// The tools of one pod.
 #[derive(Debug)]
@@ -97,7 +97,8 @@ impl Toolbox {
             "Shell" => return shell::run(context, &scope()?, input, cancel),
             other => return Err(Error::told(format!("tool \"{other}\" cannot run"))),
         };
-        Ok(answer.to_string())
+        // What other pods say is in here; an escape within a JSON text is the same text.
+        Ok(without_marks(&answer.to_string()))
     }
 
     fn bound(&mut self, tool: &str, text: String) -> String {

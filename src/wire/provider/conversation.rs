@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use crate::words::message::{AssistantMessage, Item, Stop, ToolCall};
+use crate::words::text::without_marks;
 
 /// The key under which arguments that are no JSON object reach the tool, which then says so.
 pub const INVALID_ARGUMENTS: &str = "_invalid_arguments";
@@ -52,7 +53,10 @@ pub fn messages(items: &[Item]) -> Vec<Message<'_>> {
                 add_text(&mut list, text.into())
             }
             Item::Input { text, from: Some(pod_id) } => {
-                add_text(&mut list, format!("[message from pod \"{pod_id}\"]\n{text}").into());
+                add_text(
+                    &mut list,
+                    format!("[message from pod \"{pod_id}\"]\n{}", without_marks(text)).into(),
+                );
             }
             Item::Assistant(message) => {
                 if message.text.trim().is_empty() && message.tool_calls.is_empty() {
