@@ -86,7 +86,7 @@ pub fn run(context: &PodContext, input: Value, cancel: &Cancel) -> Result<Value>
     let input: SpawnInput = input::parse("SpawnPod", &spec().input_schema, input)?;
     let directory = working_directory(context, input.dir.as_deref())?;
     let overlay = overlay(context, &input, instruction(context, input.instruction.as_deref())?);
-    let mut begun = reserve(context, &input)?;
+    let mut begun = reserve(context, &input, cancel)?;
     let spawned = begun
         .make_lent_directories()
         .and_then(|()| begun.launch(&directory, &overlay, cancel))
@@ -152,7 +152,7 @@ fn overlay(context: &PodContext, input: &SpawnInput, instruction: Option<String>
     overlay.to_string()
 }
 
-fn reserve<'a>(context: &'a PodContext, input: &SpawnInput) -> Result<Begun<'a>> {
+fn reserve<'a>(context: &'a PodContext, input: &SpawnInput, cancel: &Cancel) -> Result<Begun<'a>> {
     let name = PodName::new(input.name.clone())?;
     let mut rules = canonical_rules(&input.scope, &context.directory)?;
     for rule in &rules {
@@ -165,7 +165,7 @@ fn reserve<'a>(context: &'a PodContext, input: &SpawnInput) -> Result<Begun<'a>>
     let life = life::new_life()?;
     let stat =
         process::process_stat(context.pid.get()).ok_or_else(|| Error::told("cannot read /proc/self/stat"))?;
-    let reserved = context.lock.edit(None, |table| {
+    let reserved = context.lock.edit(Some(cancel), |table| {
         let own =
             table.by_life(&context.own.life).ok_or_else(|| Error::told("this pod has no entry any more"))?;
         let spawner = own.pod_id.clone();
