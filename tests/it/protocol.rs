@@ -527,3 +527,24 @@ fn an_answer_that_is_nested_or_endless_is_an_error_for_the_asker() {
     }
     serve.join().unwrap();
 }
+
+#[test]
+fn what_was_queued_for_a_turn_that_failed_reaches_the_next_one() {
+    let world = main_pod(json!([
+        { "error": { "status": 400, "message": "no" }, "delay_ms": 500 },
+        { "text": "all at once" },
+    ]));
+    let mut events = world.subscribe("main", None);
+    world.ok("main", "run", json!({ "input": "a" }));
+    assert_eq!(world.ok("main", "run", json!({ "input": "b" }))["queued"], true);
+    assert_eq!(events.until_turn_ended()["result"], "failed");
+    world.wait_idle("main");
+    assert_eq!(world.turn("main", "c")["result"], "finished");
+    let inputs: Vec<Value> = world
+        .history("main")
+        .into_iter()
+        .filter(|item| item["type"] == "input")
+        .map(|item| item["text"].clone())
+        .collect();
+    assert_eq!(inputs, ["a", "b", "c"]);
+}

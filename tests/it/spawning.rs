@@ -132,6 +132,11 @@ fn a_spawned_pod_is_a_process_of_its_own_that_outlives_its_spawner() {
         let target = target.to_string_lossy();
         assert!(target == "/dev/null" || target.ends_with("/pod.log"), "descriptor {number} is {target}");
     }
+    for descriptor in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
+        let target = std::fs::read_link(descriptor.unwrap().path()).unwrap_or_default();
+        let target = target.to_string_lossy().into_owned();
+        assert!(!target.contains("/main/"), "it has {target} of its spawner open");
+    }
     let known = std::fs::read_to_string(
         PathBuf::from(world.status("main")["state_dir"].as_str().unwrap()).join("spawned_pods.json"),
     )
@@ -637,4 +642,28 @@ fn no_pod_can_have_the_name_of_what_lies_beside_its_folder() {
     assert!(world.runtime().join("life").join(world.life("main")).exists(), "the life of main is gone");
     assert_eq!(ran.code, Some(2), "{}", ran.stdout);
     assert!(ran.stderr.contains("\"life\""), "{}", ran.stderr);
+}
+
+#[test]
+fn u04_nobody_else_can_reach_a_pod_whatever_the_umask() {
+    use std::os::unix::fs::PermissionsExt;
+    let world = World::with_script(json!({}));
+    let start = format!("umask 0; exec {POD} --name main");
+    let ran = crate::world::ran(world.program("sh", ["-c", &start]));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let folder = PathBuf::from(world.status("main")["state_dir"].as_str().unwrap());
+    let check = |path: PathBuf, expected: u32| {
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, expected, "{} has mode {mode:o}", path.display());
+    };
+    check(world.runtime(), 0o700);
+    check(world.runtime().join("main"), 0o700);
+    check(world.runtime().join("life"), 0o700);
+    check(world.socket("main"), 0o600);
+    check(world.runtime().join("scope.lock"), 0o600);
+    check(world.runtime().join("life").join(world.life("main")), 0o600);
+    check(folder.clone(), 0o700);
+    for name in ["history.jsonl", "pod.log", "manifest.json"] {
+        check(folder.join(name), 0o600);
+    }
 }

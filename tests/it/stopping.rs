@@ -337,3 +337,56 @@ fn l13_a_number_that_is_no_process_makes_the_table_invalid() {
         assert_eq!(std::fs::read_to_string(world.runtime().join("scope.lock")).unwrap(), text);
     }
 }
+
+#[test]
+fn r03_a_lost_terminal_does_not_end_a_pod() {
+    let world = World::with_script(json!({ "main": [{ "text": "still here" }] }));
+    world.start(&[]);
+    (0..3).for_each(|_| world.signal("main", "HUP"));
+    assert_eq!(world.turn("main", "are you there?")["result"], "finished");
+    assert_eq!(world.ok("main", "read_output", json!(null))["text"], "still here");
+}
+
+#[test]
+fn r10_a_second_signal_is_an_exit_that_says_so() {
+    let world = World::with_script(json!({ "main": [never()] }));
+    // A spawner that takes connections and never answers holds the end up.
+    let deaf = std::os::unix::net::UnixListener::bind(world.path("deaf")).unwrap();
+    let callback = world.path("deaf").to_string_lossy().into_owned();
+    let args = ["--foreground", "--scope", ".:write", "--callback", &callback, "--task", "go"];
+    let mut running = world.program(env!("CARGO_BIN_EXE_pod"), args).start(ErrorOutput::WithOutput).unwrap();
+    wait_until("it is asked", || world.socket("main").exists() && world.count("main", "input") == 1);
+    world.signal("main", "TERM");
+    wait_until("it is ending", || world.count("main", "turn_ended") == 1);
+    world.signal("main", "TERM");
+    let status = running.wait(Instant::now() + Duration::from_secs(3)).unwrap();
+    assert_eq!(status.code(), Some(1));
+    assert!(world.entry("main").is_some(), "nobody has handed it back yet");
+    drop(deaf);
+    world.start(&["--name", "next", "--scope", ".:write"]);
+    assert_eq!(world.entry("main"), None);
+}
+
+#[test]
+fn a_cancel_ends_the_wait_for_the_lock_and_nobody_else_waits_for_it() {
+    if !crate::world::has_tool("flock") {
+        return;
+    }
+    let world = quiet(json!({ "main": [calls(&[spawn("worker", &["w:write"])]), {}] }), json!({}));
+    let lock = world.runtime().join("scope.lock").to_string_lossy().into_owned();
+    let marker = world.path("held").to_string_lossy().into_owned();
+    let hold = format!("touch {marker}; sleep 60");
+    let holder =
+        world.program("flock", ["-o", &lock, "sh", "-c", &hold]).start(ErrorOutput::WithOutput).unwrap();
+    wait_until("the lock is held", || std::path::Path::new(&marker).exists());
+    let mut events = world.subscribe("main", None);
+    world.ok("main", "run", json!({ "input": "go" }));
+    events.until(|event| event["data"]["detail"] == "tool SpawnPod");
+    let asked = Instant::now();
+    assert_eq!(world.status("main")["status"], "running");
+    world.ok("main", "cancel", json!(null));
+    assert_eq!(events.until_turn_ended()["result"], "cancelled");
+    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    drop(holder);
+    assert_eq!(world.table()["allocations"].as_array().unwrap().len(), 1);
+}
