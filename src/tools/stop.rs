@@ -12,11 +12,11 @@ use crate::sys::process;
 use crate::sys::wait::Cancel;
 use crate::tools::survey::{STATUS_LIMIT, address_of};
 use crate::wire::client::{self, Asker};
-use crate::words::allocation::{Allocation, AllocationTable};
+use crate::words::allocation::{Allocation, AllocationState, AllocationTable};
 use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, PodId};
 use crate::words::limits::MAX_LAST_RESPONSE_BYTES;
-use crate::words::protocol::{Done, Method, StatusReply};
+use crate::words::protocol::{Done, ErrorCode, Method, StatusReply};
 use crate::words::text::cut_end;
 
 /// After a kill the kernel needs moments to free the life lock; a supervisor may need longer.
@@ -83,8 +83,10 @@ pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result
     let children = children_of(&lock.read().unwrap_or_default(), target); // damaged: those within its scope are found
     let how = end(lock, target, manner)?;
     let table = lock.edit(Some(manner.cancel), |table| {
-        table.release(&target.life);
-        lock.remove_traces(target);
+        // Whoever releases removes the traces; without an entry they may be those of a successor already.
+        if let Some(gone) = table.release(&target.life) {
+            lock.remove_traces(&gone);
+        }
         Ok(table.clone())
     })?;
     Ok(Stopped {
@@ -125,7 +127,9 @@ fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End>
     if manner.ask {
         match client::ask_within::<Done>(&address_of(target), manner.from, Method::Shutdown, manner.limit) {
             Ok(_) | Err(Error::Unreachable { .. }) => {} // it may be ending already, or hang; the lock tells
-            Err(Error::Peer(error)) if error.code == crate::words::protocol::ErrorCode::ShuttingDown => {}
+            // It is ending, or another life answers in its place: then the one that is meant is as good as gone.
+            Err(Error::Peer(error))
+                if matches!(error.code, ErrorCode::ShuttingDown | ErrorCode::UnknownPod) => {}
             Err(error) => return Err(error),
         }
         if ended_within(manner.limit) {
@@ -136,7 +140,9 @@ fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End>
         }
     }
     // Life held and start time equal, looked at right before: the number in the file alone is never trusted.
-    if life::probe(runtime, &target.life) == life::Holding::Held {
+    // A reservation names its spawner's process, which is not the one to be stopped.
+    let is_own = target.state == AllocationState::Live;
+    if is_own && life::probe(runtime, &target.life) == life::Holding::Held {
         if let Err(error) = process::kill_exactly(target.pid.get(), target.start_time) {
             log::warn!("cannot kill pod \"{}\" (pid {}): {error}", target.pod_id, target.pid); // its life decides
         }
@@ -166,7 +172,15 @@ pub fn stop_tree(
     let mut queue = VecDeque::from([root.clone()]);
     let mut seen = vec![root.life.clone()];
     let mut outcome = Vec::new();
-    while let Some(target) = queue.pop_front() {
+    while let Some(found) = queue.pop_front() {
+        // Its spawner has ended by now, so a reservation that was found has become a pod, or never will.
+        let target = adopted(&lock.read().unwrap_or_default(), &found).unwrap_or_else(|| found.clone());
+        if target.life != found.life {
+            if seen.contains(&target.life) {
+                continue; // it is in the queue as the pod that it has become
+            }
+            seen.push(target.life.clone());
+        }
         let mut add_children = |late: bool| {
             let table = lock.read().unwrap_or_default(); // damaged: the set so far is what we know
             for allocation in table.allocations() {
@@ -185,6 +199,16 @@ pub fn stop_tree(
         outcome.push(stopped.map_err(|error| (target.pod_id.clone(), error)));
     }
     outcome
+}
+
+/// The pod that a reservation has become. Adoption changes life and process, and nothing else that is compared.
+fn adopted(table: &AllocationTable, reservation: &Allocation) -> Option<Allocation> {
+    if reservation.state == AllocationState::Live || table.by_life(&reservation.life).is_some() {
+        return None;
+    }
+    let entry = table.get(&reservation.pod_id)?;
+    let is_same = entry.spawned_by == reservation.spawned_by && entry.since == reservation.since;
+    is_same.then(|| entry.clone())
 }
 
 /// Whether this very life of `spawner` spawned the pod, whoever has it now. An earlier life of the same pod_id has
