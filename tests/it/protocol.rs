@@ -456,6 +456,7 @@ fn each_accepted_turn_has_exactly_one_end() {
     world.wait_idle("main");
     world.ok("main", "run", json!({ "input": "5" }));
     events.until(|event| event["event"] == "turn_started" && event["data"]["turn"] == 5);
+    events.until(|event| event["data"]["detail"] == "waiting for the model");
     world.ok("main", "cancel", json!(null));
     end(&mut events, &mut ends);
     world.wait_idle("main");

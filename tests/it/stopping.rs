@@ -111,11 +111,12 @@ fn a_tree_ends_whole_and_survivors_of_a_single_stop_are_named() {
             "middle": [calls(&[
                 spawn("writer", &["m/w:write"]), spawn("writer2", &["n/w:write"]), spawn("reader", &[]),
             ]), { "text": "ok" }],
-            "*": [calls(&[spawn("leaf", &["m/w/leaf:write"]), spawn("leaf2", &["n/w/leaf:write"])]), never()],
+            "writer": [calls(&[spawn("leaf", &["m/w/leaf:write"])]), never()],
+            "writer2": [calls(&[spawn("leaf2", &["n/w/leaf:write"])]), never()],
+            "*": [never()],
         }),
-        json!({ "limits": { "depth": 9 } }),
+        json!({}),
     );
-    // Only the first "*" pods that may lend have a leaf each; the others are refused, which is fine.
     world.turn("main", "go");
     world.wait_turns("middle", 1);
     wait_until("the leaf is there", || world.entry("leaf").is_some());
@@ -389,4 +390,33 @@ fn a_cancel_ends_the_wait_for_the_lock_and_nobody_else_waits_for_it() {
     assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
     drop(holder);
     assert_eq!(world.table()["allocations"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_tree_that_is_still_growing_ends_whole() {
+    let world = quiet(
+        json!({
+            "main": [
+                calls(&[spawn("seed", &["s:write"]), call("StopPod", json!({ "pod_id": "seed", "tree": true }))]), {},
+                calls(&[spawn("seed", &["s:write"])]), {},
+                calls(&[call("StopPod", json!({ "pod_id": "seed", "tree": true }))]), {},
+            ],
+            "*": [calls(&[spawn("a", &[]), spawn("b", &["s:write"]), spawn("c", &[])]), never()],
+        }),
+        json!({ "limits": { "depth": 4, "pods_per_user": 40 } }),
+    );
+    assert_eq!(world.turn("main", "at once")["result"], "finished");
+    world.answer("main", "StopPod");
+    let main = world.pid("main");
+    wait_until("nothing is left", || world.processes() == [main]);
+    world.turn("main", "again");
+    wait_until("it grows", || world.table()["allocations"].as_array().unwrap().len() > 6);
+    assert_eq!(world.turn("main", "stop")["result"], "finished");
+    world.answer("main", "StopPod");
+    wait_until("nothing is left", || world.processes() == [main]);
+    // What was about to start when its spawner ended gives up by itself and leaves nothing either.
+    world.start(&["--name", "next"]);
+    let entries = world.table()["allocations"].as_array().unwrap().len();
+    assert_eq!(entries, 2, "{}", world.table());
+    assert_eq!(world.status("main")["lent"], json!([]));
 }

@@ -351,8 +351,11 @@ pub fn ran(program: Program) -> Ran {
     Ran { code, stdout: String::from_utf8_lossy(&stdout).into_owned(), stderr: running.error_text(1 << 20) }
 }
 
+/// Whether anything of this process is left. Its first thread can be a zombie while others still end, and with
+/// them its open files.
 pub fn lives(pid: i32) -> bool {
-    process::process_stat(pid).is_some_and(|stat| !stat.is_zombie)
+    let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    process::process_stat(pid).is_some_and(|stat| !stat.is_zombie || threads() > 1)
 }
 
 /// Waits until something holds that only looking can tell; fails after `PATIENCE`.
