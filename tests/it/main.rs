@@ -17,6 +17,7 @@ mod lock_faults;
 mod lock_kills;
 mod lock_model;
 mod lock_races;
+mod models;
 mod people;
 mod protocol;
 mod providers;

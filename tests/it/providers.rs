@@ -29,7 +29,7 @@ use insomnia::words::identity::{PodId, PodName};
 use insomnia::words::message::{Item, Stop};
 use serde_json::{Value, json};
 
-const KEY: &str = "sk-test-0123456789-abcdefghijklmnop";
+pub const KEY: &str = "sk-test-0123456789-abcdefghijklmnop";
 
 /// Keeps every log line of this process, at the highest level, to be searched for the key.
 struct Capture(Mutex<String>);
@@ -49,8 +49,8 @@ impl log::Log for Capture {
 }
 
 /// A server of others, ended when it is dropped.
-struct Server {
-    url: String,
+pub struct Server {
+    pub url: String,
     _running: Running,
     _place: tempfile::TempDir,
 }
@@ -100,7 +100,7 @@ fn wait_for_url(running: &mut Running) -> String {
     }
 }
 
-fn aimock(fixtures: &Value) -> Option<Server> {
+pub fn aimock(fixtures: &Value) -> Option<Server> {
     start_server("INSOMNIA_AIMOCK", &["-p", "0", "-f", "fixtures.json", "--chunk-size", "5"], fixtures)
 }
 
