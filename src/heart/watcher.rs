@@ -1,7 +1,7 @@
 //! Watchers: one thread for each known pod, which waits for the pod's life lock.
 //!
-//! A pod that ends by itself says so with ShutDown; the watcher gives that a second and then speaks for it. It
-//! stands in for polling and needs no deadline: the exit of this process ends it.
+//! A pod that ends by itself gives its entry back and says so with ShutDown before its process ends; for one that
+//! does not, the watcher speaks. It stands in for polling and needs no deadline: the exit of this process ends it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,9 @@ use crate::tools::survey;
 use crate::words::identity::PodId;
 use crate::words::notification::render_crash;
 
-/// How long the ShutDown of a pod that has ended may still be on its way.
-const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
+/// How long a ShutDown may still be in the hands of a connection of ours. The sender waits for its answer before
+/// it exits, so this matters only where it gave up waiting.
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(200);
 
 /// Starts to watch a pod.
 pub fn watch(context: &Arc<PodContext>, record: PodRecord) {
@@ -39,8 +40,11 @@ fn watch_until_end(context: &PodContext, record: &PodRecord) {
         return;
     }
     // What it held is its spawner's again from now on, whoever speaks of its end.
-    let table = context.lock.edit(None, |table| Ok(table.clone()));
-    if context.registry.wait_ended(&record.life, SHUTDOWN_GRACE) {
+    let edited = context.lock.edit(None, |table| Ok(table.clone()));
+    // An entry that was still there for us to reclaim was not given back: nothing is on its way.
+    let is_crash =
+        edited.as_ref().is_ok_and(|edited| edited.reclaimed.iter().any(|gone| gone.life == record.life));
+    if !is_crash && context.registry.wait_ended(&record.life, SHUTDOWN_GRACE) {
         return;
     }
     let mine = is_mine_to_tell(context, record);
@@ -49,7 +53,7 @@ fn watch_until_end(context: &PodContext, record: &PodRecord) {
         Ok(None) => return, // its ShutDown came after all
         Err(error) => log::error!("cannot forget pod \"{}\": {error}", record.pod_id), // told all the same
     }
-    let table = match table {
+    let table = match edited {
         Ok(edited) => edited.value,
         Err(error) => {
             log::error!("cannot take back the scope of pod \"{}\": {error}", record.pod_id); // the next opener does

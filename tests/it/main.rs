@@ -27,4 +27,5 @@ mod spawning;
 mod stopping;
 mod talking;
 mod telling;
+mod tree;
 mod world;
