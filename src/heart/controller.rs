@@ -121,7 +121,7 @@ impl Controller {
     }
 
     /// Handles events until the pod is to end and no turn runs any more.
-    pub fn run(mut self) {
+    pub fn run(&mut self) {
         if !self.queued.is_empty() {
             let by_person = self.queued.iter().any(|input| input.from.is_none());
             if let Err(error) = self.start_turn(Cause::Resume, by_person) {
@@ -142,6 +142,17 @@ impl Controller {
                 }
                 Err(RecvTimeoutError::Disconnected) => return, // every handle is gone, which cannot be asked to end
             }
+        }
+    }
+
+    /// Goes on answering, mostly with refusals, until the process exits.
+    ///
+    /// An event that is in the channel when its reading end goes is kept by crossbeam with the way back to its
+    /// asker, who would wait for ever; so the reading end never goes.
+    pub fn refuse_until_exit(mut self) {
+        self.subscribers.clear(); // their connections say that the pod is ending
+        while let Ok(event) = self.events.recv() {
+            self.handle(event);
         }
     }
 
@@ -239,6 +250,9 @@ impl Controller {
         since: Option<u64>,
         sink: Sender<StreamEvent>,
     ) -> Result<(SubscribeReply, u64), WireError> {
+        if matches!(self.phase, Phase::Over) {
+            return Err(shutting_down());
+        }
         self.show(self.status_event()); // finds out which subscribers are gone
         if self.subscribers.len() >= MAX_SUBSCRIBERS {
             let reason =

@@ -416,7 +416,16 @@ impl Pod {
             let (reply, _) = crossbeam_channel::bounded(1);
             mailbox.post(Event::Run { input: Input { text, from: None }, counts: false, reply });
         }
-        self.controller.run();
+        let mut controller = self.controller;
+        controller.run();
+        let refuse = move || controller.refuse_until_exit();
+        let started = std::thread::Builder::new()
+            .name("ending".into())
+            .stack_size(crate::sys::STACK_BYTES)
+            .spawn(refuse);
+        if let Err(error) = started {
+            log::warn!("nobody answers during the end: {error}"); // clients see the connection close
+        }
         say_goodbye(&self.context);
     }
 }
