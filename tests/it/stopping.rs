@@ -420,3 +420,36 @@ fn a_tree_that_is_still_growing_ends_whole() {
     assert_eq!(entries, 2, "{}", world.table());
     assert_eq!(world.status("main")["lent"], json!([]));
 }
+
+#[test]
+fn each_request_during_the_end_gets_an_answer() {
+    let world = World::with_script(json!({ "main": [never()] }));
+    // A spawner that takes connections and never answers holds the end up.
+    let deaf = std::os::unix::net::UnixListener::bind(world.path("deaf")).unwrap();
+    world.start(&["--callback", world.path("deaf").to_str().unwrap(), "--task", "go"]);
+    wait_until("it is asked", || world.count("main", "input") == 1);
+    let ask = |method: &str, params: Value| {
+        let asked = Instant::now();
+        let reply = world.request("main", method, params); // fails when there is no reply
+        assert!(asked.elapsed() < Duration::from_secs(2), "{method} took {:?}", asked.elapsed());
+        reply
+    };
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| {
+                while world.count("main", "turn_ended") == 0 {
+                    ask("run", json!({ "input": "more" }));
+                }
+                (0..10).for_each(|_| {
+                    ask("run", json!({ "input": "more" }));
+                });
+            });
+        }
+        world.ok("main", "shutdown", json!(null));
+    });
+    assert_eq!(ask("run", json!({ "input": "more" }))["error"]["code"], "shutting_down");
+    assert_eq!(ask("subscribe", json!({}))["error"]["code"], "shutting_down");
+    assert_eq!(ask("status", json!(null))["ok"]["detail"], "ending");
+    assert_eq!(ask("cancel", json!(null))["ok"]["cancelled"], false);
+    drop(deaf);
+}
