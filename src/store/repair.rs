@@ -59,7 +59,7 @@ fn repair_damaged(lock: &ScopeLock) -> Result<Repaired> {
     };
     // One more name for the bad file, not a copy: that needs no space and cannot be cut short.
     let kept_aside = keep_aside(lock, |from, to| file::link_at(lock.runtime().descriptor(), from, to))?;
-    lock.commit(&locked, &table)?;
+    lock.commit(&locked, &table, &table.to_text())?;
     Ok(done(fault, Some(kept_aside), &table))
 }
 

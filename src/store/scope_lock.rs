@@ -101,12 +101,13 @@ impl ScopeLock {
     ) -> Result<Edited<T>> {
         self.create_if_missing()?;
         let locked = self.lock(cancel)?;
-        let before = self.parse(locked.file())?;
-        let mut table = before.clone();
+        let before = self.read_text(locked.file())?;
+        let mut table = self.parse_text(&before)?;
         let reclaimed = table.reclaim(|allocation| life::is_dead(&self.runtime, allocation));
         let value = change(&mut table)?;
-        if table != before {
-            self.commit(&locked, &table)?;
+        let text = table.to_text();
+        if text.as_bytes() != before {
+            self.commit(&locked, &table, &text)?;
         }
         for allocation in &reclaimed {
             self.remove_traces(allocation);
@@ -222,6 +223,15 @@ impl ScopeLock {
     }
 
     pub(crate) fn parse(&self, opened: &File) -> Result<AllocationTable> {
+        self.parse_text(&self.read_text(opened)?)
+    }
+
+    fn parse_text(&self, text: &[u8]) -> Result<AllocationTable> {
+        AllocationTable::parse(text)
+            .map_err(|error| Error::LockUnusable { path: self.path(), fault: error.to_string() })
+    }
+
+    fn read_text(&self, opened: &File) -> Result<Vec<u8>> {
         let unusable = |fault: String| Error::LockUnusable { path: self.path(), fault };
         let metadata = opened
             .metadata()
@@ -229,11 +239,16 @@ impl ScopeLock {
         if !metadata.is_file() {
             return Err(unusable("it is no regular file".into()));
         }
-        let text = file::read_whole(opened, TABLE_BYTES_MAX).map_err(|error| unusable(error.to_string()))?;
-        AllocationTable::parse(&text).map_err(|error| unusable(error.to_string()))
+        match file::read_whole(opened, TABLE_BYTES_MAX) {
+            Ok(text) => Ok(text),
+            Err(error) if error.kind() == std::io::ErrorKind::FileTooLarge => {
+                Err(unusable(error.to_string()))
+            }
+            Err(source) => Err(Error::io(format!("read \"{}\"", self.path().display()), source)),
+        }
     }
 
-    pub(crate) fn commit(&self, locked: &LockedFile, table: &AllocationTable) -> Result<()> {
+    pub(crate) fn commit(&self, locked: &LockedFile, table: &AllocationTable, text: &str) -> Result<()> {
         // A bug must not be committed. Reading the text back as well would find nothing more: that what is written
         // reads the same is the model test's business, and its length is checked before the rename.
         if let Err(error) = table.validate() {
@@ -242,7 +257,6 @@ impl ScopeLock {
                 self.path().display()
             )));
         }
-        let text = table.to_text();
         if !self.is_current(locked)? {
             return Err(Error::told(format!(
                 "\"{}\" was replaced by somebody else during a change; look who does that, then try again",

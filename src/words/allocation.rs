@@ -196,12 +196,25 @@ impl AllocationTable {
         Ok(table)
     }
 
-    /// The complete text of the file.
+    /// The complete text of the file: one line for each pod, for people who look into it.
     #[must_use]
     pub fn to_text(&self) -> String {
-        // Strings, numbers and lists cannot fail to serialize; an empty text would be refused before the rename.
-        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
-        text.push('\n');
+        let AllocationTable { version, allocations, extra } = self;
+        // Strings, numbers and lists cannot fail to serialize.
+        let line = |value: &dyn Fn() -> serde_json::Result<String>| value().unwrap_or_default();
+        let mut text = format!("{{ \"version\": {version}, ");
+        for (key, value) in extra {
+            text.push_str(&line(&|| serde_json::to_string(key)));
+            text.push_str(": ");
+            text.push_str(&line(&|| serde_json::to_string(value)));
+            text.push_str(", ");
+        }
+        text.push_str("\"allocations\": [");
+        for (at, allocation) in allocations.iter().enumerate() {
+            text.push_str(if at == 0 { "\n" } else { ",\n" });
+            text.push_str(&line(&|| serde_json::to_string(allocation)));
+        }
+        text.push_str("\n] }\n");
         text
     }
 
@@ -599,9 +612,10 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Orders paths so that whatever lies below a directory follows it directly.
+/// Orders paths so that whatever lies below a directory follows it directly: `/` comes before every other byte.
 fn by_components(a: &str, b: &str) -> Ordering {
-    a.split('/').filter(|part| !part.is_empty()).cmp(b.split('/').filter(|part| !part.is_empty()))
+    let order = |byte: u8| if byte == b'/' { 0 } else { byte }; // no name contains a NUL
+    a.bytes().map(order).cmp(b.bytes().map(order))
 }
 
 #[cfg(test)]
@@ -774,12 +788,12 @@ pub(crate) mod tests {
     fn l11_content_that_makes_no_sense_is_refused() {
         let good = family().to_text();
         assert_eq!(AllocationTable::parse(good.as_bytes()).unwrap(), family());
-        let twice = good.replace("\"pod_id\": \"mid\"", "\"pod_id\": \"root\"");
-        let circle = good.replacen("\"delegated_from\": null", "\"delegated_from\": \"leaf\"", 1);
-        let stranger = good.replace("\"delegated_from\": \"mid\"", "\"delegated_from\": \"ghost\"");
-        let overlap = good.replace("\"delegated_from\": \"root\"", "\"delegated_from\": null");
+        let twice = good.replace("\"pod_id\":\"mid\"", "\"pod_id\":\"root\"");
+        let circle = good.replacen("\"delegated_from\":null", "\"delegated_from\":\"leaf\"", 1);
+        let stranger = good.replace("\"delegated_from\":\"mid\"", "\"delegated_from\":\"ghost\"");
+        let overlap = good.replace("\"delegated_from\":\"root\"", "\"delegated_from\":null");
         let outside = good.replace("/w/a/b:write", "/x:write");
-        let pid = good.replace("\"pid\": 1001", "\"pid\": 1");
+        let pid = good.replace("\"pid\":1001", "\"pid\":1");
         let spaces = " ".repeat(1 << 20);
         for bad in
             ["", "{", "null", "[]", "{}", &twice, &circle, &stranger, &overlap, &outside, &pid, &spaces]
@@ -795,6 +809,6 @@ pub(crate) mod tests {
     fn unknown_fields_survive_a_rewrite() {
         let text = family().to_text().replacen("\"pod_id\"", "\"colour\": \"red\", \"pod_id\"", 1);
         let table = AllocationTable::parse(text.as_bytes()).unwrap();
-        assert!(table.to_text().contains("\"colour\": \"red\""));
+        assert!(table.to_text().contains("\"colour\":\"red\""));
     }
 }
