@@ -398,7 +398,8 @@ fn l13_a_foreign_number_in_the_file_gets_no_signal() {
         .wait(Instant::now() + PATIENCE)
         .unwrap();
     wait_until("it is gone", || !lives(own));
-    assert_eq!(open_lock(&world).edit(None, |_| Ok(())).unwrap().reclaimed.len(), 1);
+    // Its first thread may be gone while others still hold the life.
+    wait_until("it is reclaimed", || open_lock(&world).edit(None, |_| Ok(())).unwrap().reclaimed.len() == 1);
     assert!(lives(foreign));
     sleeper.kill();
 }
