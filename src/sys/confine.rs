@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
@@ -52,7 +52,6 @@ const PLAIN_ID: u32 = 65534;
 /// The step that the system refused, in words.
 pub fn enter_outer(view: &View) -> io::Result<()> {
     let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
-    raw::close_others_on_exec().map_err(|error| told("close inherited descriptors", error))?;
     let network = if view.network { CloneFlags::empty() } else { CloneFlags::CLONE_NEWNET };
     let kinds = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS
@@ -100,6 +99,14 @@ pub fn enter_inner(uid: u32, gid: u32) -> io::Result<()> {
             .map_err(|error| told("confine signals and abstract sockets", error))?;
     }
     Ok(())
+}
+
+/// Lets no program that is started from now on inherit more than the three standard descriptors.
+///
+/// # Errors
+/// As close_range(2).
+pub fn keep_descriptors() -> io::Result<()> {
+    raw::close_others_on_exec().map_err(|error| told("close inherited descriptors", error))
 }
 
 /// Forbids every later gain of privileges, for example by a set-user-id program.
@@ -187,11 +194,11 @@ impl Places<'_> {
 
     fn put_back(self) -> io::Result<()> {
         for (path, place) in self.shown {
-            fs::create_dir_all(path)?;
+            make_mount_point(path)?;
             bind(&place, path)?;
         }
         for (path, place) in self.writable {
-            fs::create_dir_all(path)?;
+            make_mount_point(path)?;
             let top = bind(&place, path)?;
             // A mount below it that was read-only before is locked and stays so.
             raw::set_mount(&top, true, 0, raw::READ_ONLY)
@@ -203,6 +210,12 @@ impl Places<'_> {
         }
         Ok(())
     }
+}
+
+/// What lies around a scope in a private place cannot be written by mistake: it would be lost at the end.
+fn make_mount_point(path: &Path) -> io::Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o555).create(path);
+    made.map_err(|error| told(format!("make a place for \"{}\"", path.display()), error))
 }
 
 fn sorted<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> impl Iterator<Item = &'a Path> {

@@ -331,6 +331,7 @@ pub fn helper_main(given: &[OsString]) -> Option<ExitCode> {
 fn outer(control: &UnixStream) -> Result<Option<Ended>> {
     let failed = |source| Error::io("set up the sandbox", source);
     let plan: Plan = read_frame(control).map_err(failed)?;
+    confine::keep_descriptors().map_err(failed)?;
     if plan.means == Means::Namespaces {
         confine::enter_outer(&plan.view).map_err(failed)?;
     }

@@ -28,4 +28,5 @@ mod stopping;
 mod talking;
 mod telling;
 mod tree;
+mod shell;
 mod world;
