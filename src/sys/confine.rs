@@ -69,6 +69,8 @@ pub fn enter_outer(view: &View) -> io::Result<()> {
     make_devices()?;
     make_private()?;
     places.put_back()?;
+    // Covered from now on, but a nested namespace may mount a new /proc as long as one without mounts in it is there.
+    protect_kernel_settings(uid)?;
     deny(view)
 }
 
@@ -82,14 +84,7 @@ pub fn enter_inner(uid: u32, gid: u32) -> io::Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)
         .map_err(|errno| told("mount a /proc of its own", errno))?;
-    if uid == 0 {
-        for name in KERNEL_SETTINGS.map(|name| Path::new("/proc").join(name)) {
-            if let Ok(place) = open_any(&name) {
-                raw::set_mount(bind(&place, &name)?, true, raw::READ_ONLY, 0)
-                    .map_err(|error| told("protect kernel settings", error))?;
-            }
-        }
-    }
+    protect_kernel_settings(uid)?;
     unshare(CloneFlags::CLONE_NEWUSER).map_err(|errno| told("give up power over the mounts", errno))?;
     let plain = |id: u32| if id == 0 { PLAIN_ID } else { id };
     map_ids((plain(uid), 0), (plain(gid), 0))?;
@@ -97,6 +92,17 @@ pub fn enter_inner(uid: u32, gid: u32) -> io::Result<()> {
     if raw::landlock_version() >= 6 {
         raw::landlock_restrict(&raw::landlock_ruleset(0, SCOPED)?)
             .map_err(|error| told("confine signals and abstract sockets", error))?;
+    }
+    Ok(())
+}
+
+fn protect_kernel_settings(uid: u32) -> io::Result<()> {
+    let names = KERNEL_SETTINGS.into_iter().filter(|_| uid == 0);
+    for name in names.map(|name| Path::new("/proc").join(name)) {
+        if let Ok(place) = open_any(&name) {
+            raw::set_mount(bind(&place, &name)?, true, raw::READ_ONLY, 0)
+                .map_err(|error| told("protect kernel settings", error))?;
+        }
     }
     Ok(())
 }

@@ -395,7 +395,9 @@ fn is_obeyed_by_others(place: &Path) -> bool {
     let mut in_git = false;
     for name in place.components().map(|component| component.as_os_str()) {
         let is = |word: &str| name.eq_ignore_ascii_case(word);
-        if is(".insomnia") || in_git && (is("hooks") || is("config") || is("config.worktree")) {
+        if is(".insomnia")
+            || in_git && (is("hooks") || is("config") || is("config.worktree") || is("commondir"))
+        {
             return true;
         }
         in_git = in_git || is(".git");

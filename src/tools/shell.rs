@@ -178,10 +178,16 @@ pub fn run(context: &PodContext, scope: &EffectiveScope, input: Value, cancel: &
         directory,
         variables(context, &level),
     );
+    let redirections = plan.view.writable.iter().map(|root| root.join(".git/commondir"));
+    let redirections: Vec<PathBuf> = redirections.filter(|path| !path.exists()).collect();
     let mut kept = Kept::default();
     let deadline = Instant::now() + Duration::from_secs(seconds);
     let outcome = context.sandbox.run(&plan, &mut kept, Some(cancel), deadline)?;
     let mut text = kept.into_text();
+    if context.manifest.protect_git && redirections.iter().any(|path| std::fs::remove_file(path).is_ok()) {
+        // With it git reads another configuration. What does not exist cannot be mounted, so it is taken away.
+        text.push_str("\n.git/commondir was removed again: it leads git to another configuration\n");
+    }
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
@@ -243,7 +249,7 @@ fn view(context: &PodContext, scope: &EffectiveScope) -> Result<View> {
     }
     // Denying outside of what is writable would only cost time.
     read_only.retain(|path| writable.iter().any(|root| path.starts_with(root)));
-    let table = context.lock.read()?;
+    let table = context.lock.read().unwrap_or_default(); // damaged: the last scope is known, only less is shown
     let rules = table.allocations().iter().flat_map(|entry| &entry.scope_allow).filter(|rule| rule.writes());
     let own = context.spawner.is_none().then(|| context.directory.clone());
     let shown = rules.map(|rule| rule.path().into()).chain(own).collect();
@@ -257,7 +263,8 @@ fn protected_in(directory: &Path) -> Vec<PathBuf> {
     if git.is_dir() {
         let _ = std::fs::create_dir(git.join("hooks")); // what is missing cannot be protected
     }
-    let names = [".git/hooks", ".git/config", ".git/config.worktree", ".git/modules", ".insomnia"];
+    let names =
+        [".git/hooks", ".git/config", ".git/config.worktree", ".git/modules", ".git/worktrees", ".insomnia"];
     let mut found: Vec<PathBuf> = names.iter().map(|name| directory.join(name)).collect();
     found.extend(git.is_file().then_some(git));
     found.into_iter().filter_map(|path| path.canonicalize().ok()).collect()

@@ -222,7 +222,7 @@ impl Sandbox {
         let gone_by = Instant::now() + END_DEADLINE;
         while helper.try_wait().map_err(failed)?.is_none() {
             if !kept.read(&mut output, Instant::now() + Duration::from_millis(2)).map_err(failed)? {
-                std::thread::sleep(Duration::from_micros(100)); // closed, so it is about to end
+                std::thread::sleep(Duration::from_micros(20)); // closed, so it is about to end
             }
             if Instant::now() >= gone_by {
                 return Err(Error::told("the command was killed but a process of it hangs in the kernel"));

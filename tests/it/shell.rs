@@ -173,6 +173,16 @@ fn attempts(world: &World, abstract_name: &str) -> Vec<Attempt> {
     add("make a device", "mknod src/disk b 7 0 && head -c1 src/disk", false);
     add("kernel settings", "test -w /proc/sys/kernel/core_pattern", false);
     add("system request", "test -w /proc/sysrq-trigger", false);
+    add(
+        "new /proc in a nested namespace",
+        "unshare -Urmpf sh -c 'mount -t proc proc /proc && test -w /proc/sys/kernel/core_pattern'",
+        false,
+    );
+    add(
+        "new /sys in a nested namespace",
+        "unshare -Urmn sh -c 'mount -t sysfs sysfs /mnt && test -w /mnt/kernel/mm/transparent_hugepage/enabled'",
+        false,
+    );
     add("services", "test -e /run/dbus -o -e /run/docker.sock -o -e /run/systemd", false);
     add(
         "temporary files",
@@ -552,6 +562,61 @@ fn the_network_is_cut_when_the_manifest_says_so() {
         let results = go(&world, &[".:write"]);
         assert!(results[0].1.ends_with(expected), "{network}: {results:?}");
     }
+}
+
+#[test]
+fn s02_git_cannot_be_led_to_another_configuration() {
+    let world = world_with(vec![call("echo ../evil > .git/commondir")], json!({}));
+    ran(world.program("git", ["init", "-q"]));
+    let results = go(&world, &[".:write"]);
+    assert!(results[0].1.contains("was removed again") && !world.project().join(".git/commondir").exists());
+    fs::write(world.project().join(".git/commondir"), ".").unwrap();
+    let other = world_with(vec![call("true")], json!({}));
+    assert_eq!(go(&other, &[".:write"])[0].1, "exit code 0");
+    assert!(world.project().join(".git/commondir").exists(), "one that was there before stays");
+}
+
+#[test]
+fn s09_inside_its_own_shell_a_pod_is_confined_or_says_why_not() {
+    let script = json!({ "pods": { "main": [{ "tool_calls": [call("echo inner; touch /etc/x")] }, { "text": "done" }] } });
+    let (pod, insomnia) = (env!("CARGO_BIN_EXE_pod"), env!("CARGO_BIN_EXE_insomnia"));
+    let command = format!(
+        "export INSOMNIA_RUNTIME_DIR=/tmp/r XDG_STATE_HOME=/tmp/s XDG_CONFIG_HOME=/tmp/c; mkdir -p /tmp/c/insomnia /tmp/w; \
+         echo '{}' > /tmp/c/insomnia/manifest.json; echo '{script}' > /tmp/script; cd /tmp/w; {pod} --scope .:write --task go; \
+         {insomnia} list --json; for n in $(seq 100); do grep -h tool_result /tmp/s/insomnia/main/*/history.jsonl && exit; sleep 0.05; done",
+        json!({ "provider": { "kind": "script", "file": "/tmp/script" } })
+    );
+    let inner = one(&command);
+    assert!(inner.contains("inner\\ntouch: cannot touch '/etc/x': Read-only file system"), "{inner}");
+    // In the shell of a root no new /proc may be mounted, because it would show kernel settings that root can write.
+    let is_root = process::own_uid() == 0;
+    assert!(inner.contains(if is_root { "\"sandbox\":\"3: " } else { "\"sandbox\":\"1: " }), "{inner}");
+    if std::env::var_os("INSOMNIA_TEST_INSIDE").is_none() {
+        again_as_user("s09_inside_its_own_shell_a_pod_is_confined_or_says_why_not");
+    }
+}
+
+#[test]
+fn l08_only_the_life_file_is_shared_with_the_helpers() {
+    let world = world_with(vec![call("sleep 777004")], json!({}));
+    world.start(&["--scope", ".:write"]);
+    world.ok("main", "run", json!({ "input": "go" }));
+    wait_until("it runs", || !processes_with("777004").is_empty());
+    let helpers = processes_with("--confined-");
+    let of_ours = |pid: &i32| {
+        let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let targets: Vec<String> =
+            links.filter_map(|link| Some(fs::read_link(link.path()).ok()?.display().to_string())).collect();
+        let run = world.runtime().display().to_string();
+        targets.iter().any(|target| target.starts_with(&run)).then_some(targets)
+    };
+    let open: Vec<Vec<String>> = helpers.iter().filter_map(of_ours).collect();
+    assert_eq!(open.len(), 2, "{open:?}");
+    for target in open.iter().flatten() {
+        let is_life = target.contains("/run/life/") || target == "/dev/null";
+        assert!(is_life || target.starts_with("socket:") || target.starts_with("pipe:"), "{open:?}");
+    }
+    world.ok("main", "cancel", Value::Null);
 }
 
 #[test]
