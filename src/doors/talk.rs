@@ -19,7 +19,7 @@ use crate::wire::client::{self, Next};
 use crate::wire::launch::{self, Launch};
 use crate::words::error::{Error, Result};
 use crate::words::limits::{Limits, MAX_LAST_RESPONSE_BYTES};
-use crate::words::message::{Item, TurnResult};
+use crate::words::message::{Item, Summary, TurnResult};
 use crate::words::protocol::{CancelReply, Method, OutputReply, RunReply, Status, StatusReply};
 use crate::words::text::{cut_end, harmless, harmless_line};
 
@@ -81,7 +81,8 @@ pub fn read(machine: &Machine, given: &Given) -> Result<bool> {
         Found::Ended(folder) => {
             let session = Session::open_to_read(&folder)?;
             let (text, cursor, more) = session.output(since)?;
-            OutputReply { status: Status::Stopped, text, cursor, more, turn: session.summary().turn }
+            let Summary { turn, last_result, .. } = session.summary();
+            OutputReply { status: Status::Stopped, text, cursor, more, turn, last_result }
         }
     };
     if given.has("json") {
@@ -387,6 +388,7 @@ fn unanswered(machine: &Machine, entry: &crate::words::allocation::Allocation) -
         spawner: entry.delegated_from.clone(),
         log: session::log_path(std::path::Path::new(&state_dir)).to_string_lossy().into_owned(),
         state_dir,
+        queued: 0,
         events_in_flight: 0,
     })
 }

@@ -28,6 +28,10 @@ use crate::words::protocol::{
 
 /// Stack of the turn's thread: tools and translations of the model's words run on it.
 const TURN_STACK_BYTES: usize = 1 << 20;
+/// Pods of which is remembered what the model has heard.
+const HEARD_MAX: usize = 1024;
+/// The model knows of the pod's end, or causes it.
+const ALL_OF_IT: u64 = u64::MAX;
 /// Texts that wait for the running turn.
 const QUEUED_MAX: usize = 256;
 
@@ -56,9 +60,7 @@ pub struct Controller {
     state: State,
     queued: VecDeque<Input>,
     notices: NoticeBuffer,
-    /// Pods that the model is stopping, whose reports it need not hear.
-    stopping: Vec<Life>,
-    /// The newest turn of each pod that the model has heard of without a notice.
+    /// The newest turn of each pod that the model has heard of without a notice; `ALL_OF_IT` where that is its end.
     heard: HashMap<Life, u64>,
     /// Turns in a row that no person and no spawner began.
     turns_in_a_row: u64,
@@ -97,7 +99,7 @@ impl Controller {
                 (Status::Paused, why.clone(), Some(why))
             }
         };
-        let state = State { status, detail, since: clock::now_seconds() };
+        let state = State { status, detail, since: clock::now_seconds(), queued: 0 };
         let queued = context.session.unheard().unwrap_or_else(|error| {
             log::error!("inputs of before are not read: {error}"); // they stay in the file
             Vec::new()
@@ -109,7 +111,6 @@ impl Controller {
             state,
             queued: queued.into(),
             notices,
-            stopping: Vec::new(),
             heard: HashMap::new(),
             turns_in_a_row: 0,
             subscribers: Vec::new(),
@@ -163,7 +164,7 @@ impl Controller {
             Event::Resume(reply) => answer(&reply, self.on_resume()),
             Event::Cancel(reply) => answer(&reply, self.on_cancel()),
             Event::Shutdown => self.on_shutdown(),
-            Event::State(reply) => answer(&reply, self.state.clone()),
+            Event::State(reply) => answer(&reply, State { queued: self.queued.len(), ..self.state.clone() }),
             Event::Subscribe { since, sink, reply } => answer(&reply, self.on_subscribe(since, sink)),
             Event::Logged(logged) => self.on_logged(logged),
             Event::Show(shown) => self.on_show(shown),
@@ -318,40 +319,32 @@ impl Controller {
     }
 
     fn on_heard(&mut self, heard: Heard) {
-        match heard {
-            Heard::Output { life, turn } => self.hear_turns(&life, turn),
-            Heard::Reported { life, turn, ended } => {
-                self.hear_turns(&life, turn);
-                if ended {
-                    self.stopping.push(life.clone());
-                    self.notices.drop_heard(|notice| is_about(notice, &life));
-                }
+        let (life, turn) = match heard {
+            Heard::Output { life, turn } | Heard::Reported { life, turn, ended: false } => (life, turn),
+            Heard::Reported { life, ended: true, .. } | Heard::Stopping(life) => (life, ALL_OF_IT),
+            Heard::NotStopped(life) => {
+                self.heard.remove(&life);
+                return;
             }
-            Heard::Stopping(life) => {
-                self.notices.drop_heard(|notice| is_about(notice, &life));
-                self.stopping.push(life);
-            }
-            Heard::NotStopped(life) => self.stopping.retain(|stopping| *stopping != life),
+        };
+        if self.heard.len() >= HEARD_MAX {
+            self.heard.clear(); // the worst that follows is a notice of something that the model knows
         }
-    }
-
-    fn hear_turns(&mut self, life: &Life, turn: u64) {
-        let newest = self.heard.entry(life.clone()).or_default();
+        let newest = self.heard.entry(life).or_default();
         *newest = turn.max(*newest);
-        let newest = *newest;
-        self.notices.drop_heard(|notice| is_about(notice, life) && is_old_turn(notice, newest));
+        let heard = &self.heard;
+        self.notices.drop_heard(|notice| is_heard(heard, notice));
     }
 
     fn on_notice(&mut self, notice: Notice) {
-        let known = |life: &Life| self.stopping.contains(life);
-        let old = |life: &Life| self.heard.get(life).is_some_and(|newest| is_old_turn(&notice, *newest));
-        if notice.about.as_ref().is_some_and(|(_, life)| known(life) || old(life)) {
-            self.tell_news(NewsKind::Notice); // whoever waits should still look
-            return;
+        let is_news = !is_heard(&self.heard, &notice);
+        if is_news {
+            self.notices.push(notice);
         }
-        self.notices.push(notice);
-        self.tell_news(NewsKind::Notice);
-        self.wake();
+        self.tell_news(NewsKind::Notice); // whoever waits should look in any case
+        if is_news {
+            self.wake();
+        }
     }
 
     fn on_turn_over(&mut self, result: TurnResult, message: Option<String>) {
@@ -482,7 +475,7 @@ impl Controller {
         if self.state.status == status && self.state.detail == detail {
             return;
         }
-        self.state = State { status, detail, since: clock::now_seconds() };
+        self.state = State { status, detail, since: clock::now_seconds(), queued: 0 };
         self.show(self.status_event());
     }
 
@@ -526,13 +519,11 @@ fn answer<T>(reply: &Sender<T>, value: T) {
     let _ = reply.try_send(value); // the asker made room for one; one that has gone needs no answer
 }
 
-fn is_about(notice: &Notice, life: &Life) -> bool {
-    notice.about.as_ref().is_some_and(|(_, about)| about == life)
-}
-
-fn is_old_turn(notice: &Notice, newest: u64) -> bool {
+/// Whether the model has heard of this another way.
+fn is_heard(heard: &HashMap<Life, u64>, notice: &Notice) -> bool {
+    let newest = notice.about.as_ref().and_then(|(_, life)| heard.get(life)).copied().unwrap_or(0);
     match notice.kind {
         Kind::Turn(Some(turn)) => turn <= newest,
-        Kind::Turn(None) | Kind::End | Kind::News => false,
+        Kind::Turn(None) | Kind::End | Kind::News => newest == ALL_OF_IT,
     }
 }

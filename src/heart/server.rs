@@ -23,7 +23,7 @@ use crate::words::identity::Life;
 use crate::words::limits::{
     MAX_CONNECTIONS, MAX_LAST_RESPONSE_BYTES, MAX_LINE_BYTES, SUBSCRIBER_QUEUE, WIRE_TIMEOUT,
 };
-use crate::words::message::LoggedItem;
+use crate::words::message::{LoggedItem, Summary};
 use crate::words::notification::render_message;
 use crate::words::protocol::{
     Done, ErrorCode, HistoryReply, Introduction, Method, OutputReply, PROTOCOL_VERSION, PodsReply, Reply,
@@ -309,7 +309,8 @@ fn history(context: &PodContext, since: Option<u64>) -> Result<HistoryReply, Wir
 fn output(context: &PodContext, since: Option<u64>) -> Result<OutputReply, WireError> {
     let state = context.mailbox.state().ok_or_else(shutting_down)?;
     let (text, cursor, more) = context.session.output(since).map_err(internal)?;
-    Ok(OutputReply { status: state.status, text, cursor, more, turn: context.session.summary().turn })
+    let Summary { turn, last_result, .. } = context.session.summary();
+    Ok(OutputReply { status: state.status, text, cursor, more, turn, last_result })
 }
 
 fn status(context: &PodContext) -> Result<StatusReply, WireError> {
@@ -342,6 +343,7 @@ fn status(context: &PodContext) -> Result<StatusReply, WireError> {
         spawner: context.spawner.as_ref().map(|spawner| spawner.pod_id.clone()),
         state_dir: context.session.directory().to_string_lossy().into_owned(),
         log: crate::store::session::log_path(context.session.directory()).to_string_lossy().into_owned(),
+        queued: state.queued,
         events_in_flight,
     })
 }

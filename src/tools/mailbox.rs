@@ -28,6 +28,8 @@ pub struct State {
     pub detail: String,
     /// Since when, in seconds since 1970.
     pub since: u64,
+    /// Texts that wait for a turn.
+    pub queued: usize,
 }
 
 /// What the model has heard of another pod without a notice.

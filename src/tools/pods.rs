@@ -22,6 +22,7 @@ use crate::wire::provider::ToolSpec;
 use crate::words::allocation::AllocationTable;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, PodId};
+use crate::words::message::Summary;
 use crate::words::protocol::{Done, Introduction, Method, OutputReply, RunReply, Status, StatusReply};
 
 /// How long WaitPods waits when the model does not say, in seconds.
@@ -194,7 +195,7 @@ pub fn read(context: &PodContext, input: Value) -> Result<Value> {
         context.mailbox.post(Event::Heard(Heard::Output { life: record.life.clone(), turn: turn_over }));
     }
     Ok(json!({
-        "pod_id": record.pod_id, "status": output.status, "turn": output.turn,
+        "pod_id": record.pod_id, "status": output.status, "turn": output.turn, "last_result": output.last_result,
         "text": output.text, "cursor": output.cursor, "more": output.more
     }))
 }
@@ -206,7 +207,8 @@ fn from_history(context: &PodContext, record: &PodRecord, since: Option<u64>) ->
         .ok_or_else(|| Error::told(format!("pod \"{}\" has ended and left no history", record.pod_id)))?;
     let session = Session::open_to_read(&folder)?;
     let (text, cursor, more) = session.output(since)?;
-    Ok(OutputReply { status: Status::Stopped, text, cursor, more, turn: session.summary().turn })
+    let Summary { turn, last_result, .. } = session.summary();
+    Ok(OutputReply { status: Status::Stopped, text, cursor, more, turn, last_result })
 }
 
 /// Runs ListPods.

@@ -536,6 +536,9 @@ pub struct OutputReply {
     /// Number of the running or last turn.
     #[serde(default)]
     pub turn: u64,
+    /// How the last turn ended, `None` while one runs.
+    #[serde(default)]
+    pub last_result: Option<TurnResult>,
 }
 
 /// Answer of `status`, also a row of `insomnia list`.
@@ -584,6 +587,9 @@ pub struct StatusReply {
     pub state_dir: String,
     /// The log file.
     pub log: String,
+    /// Texts that wait for the running turn, or for the next one after a turn that did not finish.
+    #[serde(default)]
+    pub queued: usize,
     /// Reports on their way to the spawner.
     #[serde(default)]
     pub events_in_flight: usize,
