@@ -107,10 +107,11 @@ impl ScopeLock {
         let value = change(&mut table)?;
         let text = table.to_text();
         if text.as_bytes() != before {
+            // The lock ends with the rename: whoever comes next locks the new file. So folders go before it; after
+            // it another pod may have the pod_id and a folder of that name. A life never comes again.
+            reclaimed.iter().for_each(|allocation| self.remove_folder(allocation));
             self.commit(&locked, &table, &text)?;
-        }
-        for allocation in &reclaimed {
-            self.remove_traces(allocation);
+            reclaimed.iter().for_each(|allocation| life::remove(&self.runtime, &allocation.life));
         }
         Ok(Edited { value, reclaimed })
     }
@@ -134,6 +135,10 @@ impl ScopeLock {
     /// A folder where something else is in the place of the socket was never the pod's, and stays.
     pub fn remove_traces(&self, allocation: &Allocation) {
         life::remove(&self.runtime, &allocation.life);
+        self.remove_folder(allocation);
+    }
+
+    fn remove_folder(&self, allocation: &Allocation) {
         let folder = self.runtime.path().join(allocation.pod_id.as_str());
         let is_foreign = |socket: std::fs::Metadata| !socket.file_type().is_socket();
         if folder.join(SOCKET_NAME).symlink_metadata().is_ok_and(is_foreign) {

@@ -470,7 +470,9 @@ fn a_grandchild_is_known_without_waking_anybody() {
     settles_after(&world, "main", 3);
     assert_eq!(told(&world, "\"leaf\" ended"), 0, "{}", world.notices("main"));
     world.turn("middle", "what is new?");
-    assert_eq!(world.notices("middle").matches("pod \"leaf\" ended without saying so").count(), 1);
+    let told_middle = || world.notices("middle").matches("pod \"leaf\" ended without saying so").count();
+    wait_until("the spawner's model has been told", || told_middle() > 0);
+    assert_eq!(told_middle(), 1);
 }
 
 #[test]
@@ -515,7 +517,9 @@ fn a_crash_is_told_although_the_name_was_taken_again_at_once() {
     world.kill("coder");
     world.turn("main", "again");
     assert!(world.results("main", "SpawnPod")[1].0);
-    settles_after(&world, "main", 3);
+    // The crash is told by a turn of its own, or at the beginning of the next one.
+    wait_until("the crash is told", || told(&world, "pod \"coder\" ended without saying so") > 0);
+    world.wait_idle("main");
     assert_eq!(told(&world, "pod \"coder\" ended without saying so"), 1, "{}", world.notices("main"));
     let pods = world.ok("main", "list_pods", json!(null));
     assert_eq!(pods["pods"].as_array().unwrap().len(), 1, "{pods}");
