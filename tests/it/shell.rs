@@ -455,12 +455,34 @@ fn t04_nothing_waits_for_an_answer() {
 }
 
 #[test]
+fn t05_a_command_never_has_the_terminal_of_the_pod() {
+    if !has_tool("script") {
+        return;
+    }
+    let push = "python3 -c 'import fcntl; [fcntl.ioctl(n, 0x5412, b\"x\") for n in (0, 1, 2)]'";
+    let tty =
+        call(format!("if (: < /dev/tty) 2>/dev/null || {push} 2>/dev/null; then echo YES; else echo NO; fi"));
+    for shell in [json!({}), json!({ "sandbox": "off" })] {
+        let world = world_with(vec![tty.clone()], shell);
+        let pod =
+            format!("(: < /dev/tty) && {} --foreground --scope .:write --task go", env!("CARGO_BIN_EXE_pod"));
+        let pod = world.program("script", ["-qec", &pod, "/dev/null"]);
+        let running = pod.start(process::ErrorOutput::WithOutput).unwrap();
+        wait_until("it has tried", || !world.results("main", "Shell").is_empty());
+        assert!(world.results("main", "Shell")[0].1.starts_with("NO\n"));
+        world.ok("main", "shutdown", Value::Null);
+        wait_until("it has ended", || world.entry("main").is_none());
+        drop(running);
+    }
+}
+
+#[test]
 fn a_cancel_kills_the_command_and_keeps_what_it_said() {
     let world = world_with(vec![call("echo begun; trap '' TERM; sleep 777002 & wait")], json!({}));
     world.start(&["--scope", ".:write"]);
     let mut events = world.subscribe("main", None);
     world.ok("main", "run", json!({ "input": "go" }));
-    wait_until("it runs", || !processes_with("777002").is_empty());
+    wait_until("it runs", || processes_with("777002").len() > 1);
     assert_eq!(world.ok("main", "cancel", Value::Null)["cancelled"], true);
     assert_eq!(events.until_turn_ended()["result"], "cancelled");
     assert!(world.results("main", "Shell")[0].1.starts_with("begun\ncancelled"));
