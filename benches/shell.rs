@@ -39,7 +39,7 @@ fn main() {
     println!("bare command        {bare:>8.2?}");
     for (name, means) in [("supervised only", Means::Nothing), ("level 1, namespaces", Means::Namespaces)] {
         let cost = median(|| run(means));
-        println!("{name:<19} {cost:>8.2?}  over the bare command: {:.0?}", cost.saturating_sub(bare));
+        println!("{name:<19} {cost:>8.2?}  over the bare command: {:.2?}", cost.saturating_sub(bare));
     }
 }
 

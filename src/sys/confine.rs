@@ -70,7 +70,7 @@ pub fn enter_outer(view: &View) -> io::Result<()> {
     make_private()?;
     places.put_back()?;
     // Covered from now on, but a nested namespace may mount a new /proc as long as one without mounts in it is there.
-    protect_kernel_settings(uid)?;
+    protect_kernel_settings(uid, KERNEL_SETTINGS.get(..1).unwrap_or_default())?;
     deny(view)
 }
 
@@ -84,7 +84,7 @@ pub fn enter_inner(uid: u32, gid: u32) -> io::Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)
         .map_err(|errno| told("mount a /proc of its own", errno))?;
-    protect_kernel_settings(uid)?;
+    protect_kernel_settings(uid, &KERNEL_SETTINGS)?;
     unshare(CloneFlags::CLONE_NEWUSER).map_err(|errno| told("give up power over the mounts", errno))?;
     let plain = |id: u32| if id == 0 { PLAIN_ID } else { id };
     map_ids((plain(uid), 0), (plain(gid), 0))?;
@@ -96,8 +96,8 @@ pub fn enter_inner(uid: u32, gid: u32) -> io::Result<()> {
     Ok(())
 }
 
-fn protect_kernel_settings(uid: u32) -> io::Result<()> {
-    let names = KERNEL_SETTINGS.into_iter().filter(|_| uid == 0);
+fn protect_kernel_settings(uid: u32, names: &[&str]) -> io::Result<()> {
+    let names = names.iter().filter(|_| uid == 0);
     for name in names.map(|name| Path::new("/proc").join(name)) {
         if let Ok(place) = open_any(&name) {
             raw::set_mount(bind(&place, &name)?, true, raw::READ_ONLY, 0)

@@ -599,6 +599,44 @@ fn s02_git_cannot_be_led_to_another_configuration() {
 }
 
 #[test]
+fn git_configuration_can_be_written_where_a_person_allows_it() {
+    let world = world_with(vec![], json!({}));
+    ran(world.program("git", ["init", "-q"]));
+    let script = json!({ "pods": { "main": [{ "tool_calls": [call("git config user.name x && echo x > .git/hooks/h")] }, { "text": "done" }] } });
+    fs::write(world.path("script.json"), script.to_string()).unwrap();
+    world.manifest(
+        json!({ "provider": { "kind": "script", "file": world.path("script.json") }, "protect_git": false }),
+    );
+    assert_eq!(go(&world, &[".:write"])[0].1, "exit code 0");
+}
+
+#[test]
+fn a_key_file_inside_the_scope_is_hidden_and_stays_where_it_is() {
+    let world = World::new();
+    let key = world.project().join("a/k/key");
+    fs::create_dir_all(key.parent().unwrap()).unwrap();
+    fs::write(&key, "sk-secret").unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    let tried = [
+        "cat a/k/key",
+        "echo x > a/k/key",
+        "mv a/k/key x",
+        "mv a b",
+        "mv a/k b",
+        "rm -rf a",
+        "echo x > a/k/other",
+    ];
+    let calls: Vec<Value> = tried.iter().map(|command| call(format!("{command} && echo YES"))).collect();
+    world.script(json!({ "main": [{ "tool_calls": calls }, { "text": "done" }] }));
+    let provider = json!({ "kind": "script", "file": world.path("script.json"), "api_key_file": key });
+    world.manifest(json!({ "provider": provider }));
+    let results = go(&world, &[".:write"]);
+    let worked: Vec<bool> = results.iter().map(|(_, text)| text.contains("YES")).collect();
+    assert_eq!(worked, [false, false, false, false, false, false, true], "{results:#?}");
+    assert!(read(&key) == "sk-secret" && !results.iter().any(|(_, text)| text.contains("sk-")));
+}
+
+#[test]
 fn s09_inside_its_own_shell_a_pod_is_confined_or_says_why_not() {
     let script = json!({ "pods": { "main": [{ "tool_calls": [call("echo inner; touch /etc/x")] }, { "text": "done" }] } });
     let (pod, insomnia) = (env!("CARGO_BIN_EXE_pod"), env!("CARGO_BIN_EXE_insomnia"));
