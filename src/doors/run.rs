@@ -114,6 +114,10 @@ pub fn run(machine: &Machine, given: &Given) -> Result<bool> {
         ready.pid,
         given.value("dir").unwrap_or(".")
     ));
+    let status: StatusReply = client::ask(&followed.root, None, Method::Status)?;
+    if !status.sandbox.starts_with('1') {
+        followed.follower.say(&format!("-- shell {}", status.sandbox));
+    }
     let over = match task {
         Some(task) => followed.one_task(task)?,
         None => followed.lines_from_input()?,

@@ -325,8 +325,9 @@ pub fn list(machine: &Machine, given: &Given) -> Result<bool> {
         talk_line("no pod lives; \"insomnia run\" starts one");
         return Ok(true);
     }
-    let mut rows =
-        vec![["POD", "STATUS", "FOR", "SPAWNER", "WRITES", "LAST WORDS"].map(str::to_owned).to_vec()];
+    let mut rows = vec![
+        ["POD", "STATUS", "FOR", "SPAWNER", "SHELL", "WRITES", "LAST WORDS"].map(str::to_owned).to_vec(),
+    ];
     rows.extend(pods.iter().map(row));
     answer(&harmless(&table(&rows)));
     Ok(true)
@@ -347,6 +348,7 @@ fn row(pod: &Value) -> Vec<String> {
         status,
         since.map_or_else(|| "-".to_owned(), |since| ago(since, clock::now_seconds())),
         spawner,
+        text("sandbox").chars().next().map_or_else(|| "-".to_owned(), String::from),
         harmless_line(&writes),
         cut_end(&harmless_line(&text("last_response")), if answers_to_a_person() { 50 } else { 200 }),
     ]
