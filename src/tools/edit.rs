@@ -12,18 +12,18 @@ pub const EDIT_BYTES_MAX: usize = 8 << 20;
 pub enum EditError {
     /// The text to be replaced is empty.
     Empty,
-    /// Old and new text are the same.
+    /// Old and new text are the same, but for line ends.
     Same,
     /// The old text does not occur.
     NotFound,
-    /// The old text occurs more than once: how often, and the lines of the first occurrences.
+    /// The old text occurs more than once.
     NotUnique {
         /// How often it occurs.
         count: usize,
         /// Lines of the first occurrences, from 1.
         lines: Vec<usize>,
     },
-    /// The result would have so many bytes.
+    /// The result could have so many bytes.
     TooLarge(usize),
 }
 
@@ -35,17 +35,12 @@ impl fmt::Display for EditError {
             EditError::NotFound => f.write_str(
                 "\"old\" does not occur in it; read the file again and copy the text exactly, without line numbers",
             ),
-            EditError::NotUnique { count, lines } => {
-                let shown: Vec<String> = lines.iter().map(ToString::to_string).collect();
-                let more = if *count > lines.len() { ", ..." } else { "" };
-                write!(
-                    f,
-                    "\"old\" occurs {count} times (lines {}{more}); add text around it until it occurs once, or set \"all\"",
-                    shown.join(", ")
-                )
-            }
+            EditError::NotUnique { count, lines } => write!(
+                f,
+                "\"old\" occurs {count} times (first on lines {lines:?}); add text around it until it occurs once, or set \"all\"",
+            ),
             EditError::TooLarge(bytes) => {
-                write!(f, "the result would have {bytes} bytes, more than {}", 4 * EDIT_BYTES_MAX)
+                write!(f, "the result could have {bytes} bytes, more than {}", 4 * EDIT_BYTES_MAX)
             }
         }
     }
@@ -55,101 +50,61 @@ impl std::error::Error for EditError {}
 
 /// Replaces `old` by `new` in `content`, once or, if `all`, everywhere; returns the result and how often.
 ///
-/// `old` is looked for as it is; if it does not occur, with line ends LF and CRLF taken as the same. In a file
-/// whose lines all end in CRLF, and wherever the replaced text had CRLF, the line ends of `new` become CRLF.
-/// Every byte outside the replaced text stays. The cost is linear in the lengths.
+/// The line ends LF and CRLF count as the same. Those of `new` become what the replaced text had; if it had none,
+/// what the first line of the file has. Every byte outside the replaced text stays. The cost is linear.
 ///
 /// # Errors
 /// When `old` is empty, equal to `new`, does not occur, occurs more than once without `all`, or the result is too
 /// large.
 pub fn edit_text(content: &[u8], old: &str, new: &str, all: bool) -> Result<(Vec<u8>, usize), EditError> {
+    let (old, lf) = (old.replace("\r\n", "\n"), new.replace("\r\n", "\n"));
     if old.is_empty() {
         return Err(EditError::Empty);
     }
-    if old == new {
+    if old == lf {
         return Err(EditError::Same);
     }
-    let crlf_file = has_only_crlf(content);
-    let mut matches = literal_matches(content, old.as_bytes());
-    if matches.is_empty() && (old.contains('\n') && content.contains(&b'\r') || old.contains("\r\n")) {
-        matches = matches_of_any_line_end(content, &old.replace("\r\n", "\n"));
+    let (plain, removed) = without_cr(content);
+    let mut places = occurrences(&plain, &old);
+    if let (&[only], false) = (places.as_slice(), all) {
+        let after = plain.get(only + 1..).unwrap_or_default(); // one that overlaps it counts too
+        places.extend(occurrences(after, &old).iter().map(|place| only + 1 + place));
     }
-    match matches.len() {
-        0 => return Err(EditError::NotFound),
-        1 => {}
-        _ if all => {}
-        count => {
-            let starts: Vec<usize> = matches.iter().take(5).map(|span| span.start).collect();
-            return Err(EditError::NotUnique { count, lines: lines_of(content, &starts) });
-        }
+    let count = places.len();
+    if count == 0 {
+        return Err(EditError::NotFound);
     }
-    let lf = new.replace("\r\n", "\n");
+    let line_of = |place: &usize| 1 + line_ends(plain.get(..*place));
+    if count > 1 && !all {
+        return Err(EditError::NotUnique { count, lines: places.iter().take(5).map(line_of).collect() });
+    }
     let crlf = lf.replace('\n', "\r\n");
-    let mut parts: Vec<(&[u8], &[u8])> = Vec::with_capacity(matches.len()); // what stays, what is put after it
+    let length_max = content.len().saturating_add(count.saturating_mul(crlf.len()));
+    if length_max > 4 * EDIT_BYTES_MAX {
+        return Err(EditError::TooLarge(length_max));
+    }
+    let first_is_crlf = removed.first().is_some_and(|&first| line_ends(plain.get(..first)) == 0);
+    // A CR stands before its LF: a span that begins with that LF begins with the CR, one that ends there does not
+    // reach it.
+    let original = |at: usize| at + removed.partition_point(|&cr| cr < at);
+    let mut result = Vec::with_capacity(length_max);
     let mut done = 0;
-    for span in matches {
-        let Some(kept) = content.get(done..span.start) else { continue }; // it overlaps the one before
-        let replaced = content.get(span.clone()).unwrap_or_default();
-        let literally = replaced == old.as_bytes();
-        let had_crlf = replaced.windows(2).any(|pair| pair == b"\r\n");
-        let replacement = match () {
-            () if crlf_file || (!literally && had_crlf) => crlf.as_bytes(),
-            () if !literally && replaced.contains(&b'\n') => lf.as_bytes(),
-            () => new.as_bytes(),
-        };
-        parts.push((kept, replacement));
-        done = span.end;
+    for place in places {
+        let (start, end) = (original(place), original(place + old.len()));
+        let replaced = content.get(start..end).unwrap_or_default();
+        let has_crlf = replaced.windows(2).any(|pair| pair == b"\r\n");
+        let is_crlf = has_crlf || first_is_crlf && !replaced.contains(&b'\n');
+        result.extend_from_slice(content.get(done..start).unwrap_or_default());
+        result.extend_from_slice(if is_crlf { crlf.as_bytes() } else { lf.as_bytes() });
+        done = end;
     }
-    let tail = content.get(done..).unwrap_or_default();
-    let length = parts.iter().fold(tail.len(), |sum, (kept, put)| sum.saturating_add(kept.len() + put.len()));
-    if length > 4 * EDIT_BYTES_MAX {
-        return Err(EditError::TooLarge(length));
-    }
-    let count = parts.len();
-    let mut result = Vec::with_capacity(length);
-    for (kept, put) in parts {
-        result.extend_from_slice(kept);
-        result.extend_from_slice(put);
-    }
-    result.extend_from_slice(tail);
+    result.extend_from_slice(content.get(done..).unwrap_or_default());
     Ok((result, count))
 }
 
-type Span = std::ops::Range<usize>;
-
-fn has_only_crlf(content: &[u8]) -> bool {
-    let mut before = 0;
-    let mut any = false;
-    for &byte in content {
-        if byte == b'\n' {
-            if before != b'\r' {
-                return false;
-            }
-            any = true;
-        }
-        before = byte;
-    }
-    any
-}
-
-/// Where `old` stands in `content`, byte for byte, overlapping ones included. A match that begins with the LF of a
-/// CRLF is none: replacing it would leave half a line end behind.
-fn literal_matches(content: &[u8], old: &[u8]) -> Vec<Span> {
-    let splits = |start: usize| {
-        old.first() == Some(&b'\n')
-            && start.checked_sub(1).and_then(|before| content.get(before)) == Some(&b'\r')
-    };
-    occurrences(content, old)
-        .into_iter()
-        .filter(|start| !splits(*start))
-        .map(|start| start..start + old.len())
-        .collect()
-}
-
-/// Where `old`, whose lines end in LF, stands in `content` when CRLF counts as LF.
-fn matches_of_any_line_end(content: &[u8], old: &str) -> Vec<Span> {
-    let mut plain = Vec::with_capacity(content.len());
-    let mut removed = Vec::new(); // for each CR taken out: the place in `plain` where it was
+/// The text with LF for each CRLF, and the places in it where a CR was taken out.
+fn without_cr(content: &[u8]) -> (Vec<u8>, Vec<usize>) {
+    let (mut plain, mut removed) = (Vec::with_capacity(content.len()), Vec::new());
     let mut bytes = content.iter().peekable();
     while let Some(&byte) = bytes.next() {
         if byte == b'\r' && bytes.peek() == Some(&&b'\n') {
@@ -158,62 +113,22 @@ fn matches_of_any_line_end(content: &[u8], old: &str) -> Vec<Span> {
             plain.push(byte);
         }
     }
-    // A CR stands before its LF: a span that begins with that LF begins with the CR, one that ends there does not
-    // reach it.
-    let original = |at: usize| at + removed.partition_point(|&cr| cr < at);
-    occurrences(&plain, old.as_bytes())
-        .into_iter()
-        .map(|start| original(start)..original(start + old.len()))
-        .collect()
+    (plain, removed)
 }
 
-/// All places of `needle`, overlapping ones included, in linear time (Knuth, Morris, Pratt).
-fn occurrences(text: &[u8], needle: &[u8]) -> Vec<usize> {
-    if needle.is_empty() || needle.len() > text.len() {
-        return Vec::new();
-    }
-    let at = |index: usize| needle.get(index).copied();
-    // fallback[i]: length of the longest proper prefix of needle[..=i] that is also its suffix.
-    let mut fallback: Vec<usize> = vec![0];
-    let back = |fallback: &[usize], length: usize| {
-        length.checked_sub(1).and_then(|last| fallback.get(last)).copied().unwrap_or(0)
-    };
-    let mut length = 0;
-    for &byte in needle.iter().skip(1) {
-        while length > 0 && at(length) != Some(byte) {
-            length = back(&fallback, length);
-        }
-        length += usize::from(at(length) == Some(byte));
-        fallback.push(length);
-    }
+/// All places of `needle`, one after the other. It is UTF-8, so it never reaches into bytes that are not.
+fn occurrences(text: &[u8], needle: &str) -> Vec<usize> {
+    let mut start = 0;
     let mut found = Vec::new();
-    let mut length = 0;
-    for (end, &byte) in text.iter().enumerate() {
-        while length > 0 && at(length) != Some(byte) {
-            length = back(&fallback, length);
-        }
-        length += usize::from(at(length) == Some(byte));
-        if length == needle.len() {
-            found.push(end + 1 - length);
-            length = back(&fallback, length);
-        }
+    for chunk in text.utf8_chunks() {
+        found.extend(chunk.valid().match_indices(needle).map(|(place, _)| start + place));
+        start += chunk.valid().len() + chunk.invalid().len();
     }
     found
 }
 
-/// The line numbers, from 1, of places in ascending order.
-fn lines_of(content: &[u8], places: &[usize]) -> Vec<usize> {
-    let mut line = 1;
-    let mut done = 0;
-    places
-        .iter()
-        .map(|&place| {
-            let between = content.get(done..place).unwrap_or_default();
-            line += between.iter().filter(|&&byte| byte == b'\n').count();
-            done = place;
-            line
-        })
-        .collect()
+fn line_ends(text: Option<&[u8]>) -> usize {
+    text.unwrap_or_default().iter().filter(|&&byte| byte == b'\n').count()
 }
 
 #[cfg(test)]
@@ -271,8 +186,13 @@ mod tests {
     fn occurrences_are_found_like_by_the_slow_way() {
         for text in ["abababa", "aaaa", "abcabd", "xabcabcabx", "", "ab"] {
             for needle in ["a", "aba", "aa", "abd", "abcab", "b", "abab"] {
-                let slow: Vec<usize> = (0..text.len()).filter(|&at| text[at..].starts_with(needle)).collect();
-                assert_eq!(occurrences(text.as_bytes(), needle.as_bytes()), slow, "{needle} in {text}");
+                let mut slow: Vec<usize> = Vec::new();
+                for at in (0..text.len()).filter(|&at| text[at..].starts_with(needle)) {
+                    if slow.last().is_none_or(|last| last + needle.len() <= at) {
+                        slow.push(at);
+                    }
+                }
+                assert_eq!(occurrences(text.as_bytes(), needle), slow, "{needle} in {text}");
             }
         }
     }

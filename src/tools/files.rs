@@ -117,10 +117,10 @@ impl FileDesk {
         let (open, metadata) = open_for_reading(&found, &self.hidden_identities())?;
         let stamp = Stamp::of(&metadata);
         let changed = first > 1 && self.has_changed(&found.place(), &stamp);
-        let mut page = Page::new(open, metadata.len(), self.limits.file_read_bytes);
-        page.fill(first, limit, cancel, &found.named())?;
+        let named = found.named();
+        let page = Page::new(open, metadata.len(), &named, cancel);
+        let mut text = page.read(first, limit, self.limits.file_read_bytes)?;
         self.remember(found.place(), stamp);
-        let mut text = page.finish(first)?;
         if changed {
             text.push_str("[the file has changed since you read another part of it]\n");
         }

@@ -3,22 +3,11 @@
 //! Pure. Never recursive: a failed match goes back to the last star only, which is enough for both stars inside
 //! a name and `**` across names, so the cost is at most pattern length times path length.
 
-use std::fmt;
+use crate::words::error::{Error, Result};
+use crate::words::text::{cut_end, escape_name};
 
 /// The longest pattern, in bytes: longer ones are no patterns that somebody wrote.
 pub const MAX_PATTERN_BYTES: usize = 1024;
-
-/// Why a text is no pattern.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GlobError(pub String);
-
-impl fmt::Display for GlobError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for GlobError {}
 
 /// A pattern, ready to be compared with paths.
 ///
@@ -40,8 +29,8 @@ enum Part {
 enum Token {
     Star,
     One,
-    Is(u32),
-    Among { negated: bool, ranges: Vec<(u32, u32)> },
+    Is(char),
+    Among { negated: bool, ranges: Vec<(char, char)> },
 }
 
 impl Glob {
@@ -50,87 +39,66 @@ impl Glob {
     /// # Errors
     /// When it is empty, too long, has an unclosed `[`, a range that runs backwards, `..` as a name, or the
     /// braces of other tools, which would silently match nothing.
-    pub fn new(pattern: &str) -> Result<Glob, GlobError> {
-        let refuse = |why: &str| {
-            let shown: String = pattern.chars().take(100).flat_map(char::escape_debug).collect();
-            Err(GlobError(format!("pattern \"{shown}\" is not valid: {why}")))
-        };
-        if pattern.len() > MAX_PATTERN_BYTES {
-            return refuse(&format!("it is longer than {MAX_PATTERN_BYTES} bytes"));
-        }
-        if pattern.contains('{') && pattern.contains(',') && pattern.contains('}') {
-            return refuse("braces are not known here; use one call for each alternative");
-        }
-        let mut parts = Vec::new();
-        for name in pattern.split('/') {
-            match name {
-                "" | "." => {}
-                ".." => return refuse("it goes up with \"..\"; give the directory as \"path\""),
-                "**" if parts.last() == Some(&Part::AnyDepth) => {}
-                "**" => parts.push(Part::AnyDepth),
-                name => match tokens(name) {
-                    Ok(tokens) => parts.push(Part::Name(tokens)),
-                    Err(why) => return refuse(why),
-                },
-            }
-        }
-        if parts.is_empty() {
-            return refuse("it is empty");
-        }
-        if !pattern.contains('/') && !matches!(parts.first(), Some(Part::AnyDepth)) {
-            parts.insert(0, Part::AnyDepth);
-        }
+    pub fn new(pattern: &str) -> Result<Glob> {
+        let parts = parts(pattern).map_err(|why| {
+            let shown = cut_end(&escape_name(pattern.as_bytes()), 100);
+            Error::told(format!("pattern \"{shown}\" is not valid: {why}"))
+        })?;
         Ok(Glob { parts })
     }
 
-    /// Whether `path`, relative and separated by `/`, matches. Any bytes are fine: one that is not part of
-    /// UTF-8 text counts as one character.
+    /// Whether `path`, relative and separated by `/`, matches. Any bytes are fine: those that are not UTF-8
+    /// count as U+FFFD.
     #[must_use]
     pub fn matches(&self, path: &[u8]) -> bool {
-        let names: Vec<Vec<u32>> =
-            path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).map(characters).collect();
-        let (mut part, mut name) = (0, 0);
-        let mut back_to = None; // after the last `**`, and the name it has swallowed up to
-        while let Some(this) = names.get(name) {
-            match self.parts.get(part) {
-                Some(Part::AnyDepth) => {
-                    // At the end of the pattern it needs one name at least, and there is one.
-                    part += 1;
-                    if part == self.parts.len() {
-                        return true;
-                    }
-                    back_to = Some((part, name));
-                    continue;
-                }
-                Some(Part::Name(tokens)) if name_matches(tokens, this) => {
-                    part += 1;
-                    name += 1;
-                    continue;
-                }
-                Some(Part::Name(_)) | None => {}
-            }
-            let Some((after_stars, swallowed)) = back_to else { return false };
-            back_to = Some((after_stars, swallowed + 1));
-            (part, name) = (after_stars, swallowed + 1);
-        }
-        part == self.parts.len() && !names.is_empty()
+        let path = String::from_utf8_lossy(path);
+        let names = path.split('/').filter(|name| !name.is_empty());
+        let names: Vec<Vec<char>> = names.map(|name| name.chars().collect()).collect();
+        let takes = |part: &Part, name: &Vec<char>| match part {
+            Part::AnyDepth => true,
+            Part::Name(tokens) => all_match(tokens, name, |token| *token == Token::Star, takes),
+        };
+        all_match(&self.parts, &names, |part| *part == Part::AnyDepth, takes)
     }
+}
+
+fn parts(pattern: &str) -> Result<Vec<Part>, &'static str> {
+    if pattern.len() > MAX_PATTERN_BYTES {
+        return Err("it is too long");
+    }
+    if pattern.contains('{') && pattern.contains(',') && pattern.contains('}') {
+        return Err("braces are not known here; use one call for each alternative");
+    }
+    let mut parts = Vec::new();
+    for name in pattern.split('/') {
+        match name {
+            "" | "." => {}
+            ".." => return Err("it goes up with \"..\"; give the directory as \"path\""),
+            "**" => parts.push(Part::AnyDepth),
+            name => parts.push(Part::Name(tokens(name)?)),
+        }
+    }
+    let last = parts.last().ok_or("it is empty")?;
+    if *last == Part::AnyDepth {
+        parts.push(Part::Name(vec![Token::Star])); // at the end it needs one name at least
+    }
+    if !pattern.contains('/') {
+        parts.insert(0, Part::AnyDepth);
+    }
+    Ok(parts)
 }
 
 fn tokens(name: &str) -> Result<Vec<Token>, &'static str> {
     let mut found = Vec::new();
     let mut rest = name.chars().peekable();
     while let Some(c) = rest.next() {
-        match c {
-            '*' if found.last() == Some(&Token::Star) => {}
-            '*' => found.push(Token::Star),
-            '?' => found.push(Token::One),
-            '[' => found.push(among(&mut rest)?),
-            '\\' if matches!(rest.peek(), Some('*' | '?' | '[' | ']' | '\\')) => {
-                found.extend(rest.next().map(|c| Token::Is(u32::from(c))));
-            }
-            c => found.push(Token::Is(u32::from(c))),
-        }
+        found.push(match c {
+            '*' => Token::Star,
+            '?' => Token::One,
+            '[' => among(&mut rest)?,
+            '\\' => Token::Is(rest.next_if(|next| "*?[]\\".contains(*next)).unwrap_or(c)),
+            c => Token::Is(c),
+        });
     }
     Ok(found)
 }
@@ -145,64 +113,55 @@ fn among(rest: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Result<Token, &
         if first == ']' && !ranges.is_empty() {
             return Ok(Token::Among { negated, ranges });
         }
-        let mut last = first;
-        if rest.peek() == Some(&'-') {
-            let mut ahead = rest.clone();
-            ahead.next();
-            if let Some(end) = ahead.next().filter(|&c| c != ']') {
-                last = end;
+        let mut ahead = rest.clone();
+        let last = match (ahead.next(), ahead.next()) {
+            (Some('-'), Some(last)) if last != ']' => {
                 *rest = ahead;
+                last
             }
-        }
+            _ => first,
+        };
         if last < first {
             return Err("a range in \"[..]\" runs backwards");
         }
-        ranges.push((u32::from(first), u32::from(last)));
+        ranges.push((first, last));
     }
 }
 
-/// The characters of a name; bytes that are not UTF-8 are numbered beyond the last character.
-fn characters(name: &[u8]) -> Vec<u32> {
-    let mut found = Vec::with_capacity(name.len());
-    for chunk in name.utf8_chunks() {
-        found.extend(chunk.valid().chars().map(u32::from));
-        found.extend(chunk.invalid().iter().map(|&byte| 0x11_0000 + u32::from(byte)));
-    }
-    found
-}
-
-fn name_matches(tokens: &[Token], name: &[u32]) -> bool {
-    let (mut token, mut at) = (0, 0);
-    let mut back_to = None;
-    while let Some(&c) = name.get(at) {
-        match tokens.get(token) {
-            Some(Token::Star) => {
-                token += 1;
-                back_to = Some((token, at));
-                continue;
-            }
-            Some(one) if takes(one, c) => {
-                token += 1;
-                at += 1;
-                continue;
-            }
-            Some(_) | None => {}
-        }
-        let Some((after_star, swallowed)) = back_to else { return false };
-        back_to = Some((after_star, swallowed + 1));
-        (token, at) = (after_star, swallowed + 1);
-    }
-    tokens.get(token..).is_some_and(|rest| rest.iter().all(|token| *token == Token::Star))
-}
-
-fn takes(token: &Token, c: u32) -> bool {
+fn takes(token: &Token, c: &char) -> bool {
     match token {
         Token::Star | Token::One => true,
-        Token::Is(wanted) => *wanted == c,
+        Token::Is(wanted) => wanted == c,
         Token::Among { negated, ranges } => {
-            ranges.iter().any(|&(first, last)| (first..=last).contains(&c)) != *negated
+            ranges.iter().any(|(first, last)| (first..=last).contains(&c)) != *negated
         }
     }
+}
+
+/// Whether a pattern, in which stars stand for any number of items, takes the whole text.
+fn all_match<P, T>(
+    pattern: &[P],
+    text: &[T],
+    is_star: impl Fn(&P) -> bool,
+    takes: impl Fn(&P, &T) -> bool,
+) -> bool {
+    let (mut at, mut next) = (0, 0);
+    let mut back_to = None; // after the last star, and what it has swallowed up to
+    while let Some(item) = text.get(next) {
+        match pattern.get(at) {
+            Some(part) if is_star(part) => {
+                at += 1;
+                back_to = Some((at, next));
+            }
+            Some(part) if takes(part, item) => (at, next) = (at + 1, next + 1),
+            Some(_) | None => {
+                let Some((after_star, swallowed)) = back_to else { return false };
+                (at, next) = (after_star, swallowed + 1);
+                back_to = Some((at, next));
+            }
+        }
+    }
+    pattern.get(at..).is_some_and(|rest| rest.iter().all(is_star))
 }
 
 #[cfg(test)]
@@ -285,17 +244,17 @@ mod tests {
                 (0..=names.len()).any(|swallowed| slowly(rest, &names[swallowed..]))
             }
             ([Part::Name(tokens), rest @ ..], [name, below @ ..]) => {
-                name_slowly(tokens, &characters(name.as_bytes())) && slowly(rest, below)
+                name_slowly(tokens, &name.chars().collect::<Vec<_>>()) && slowly(rest, below)
             }
             _ => false,
         }
     }
 
-    fn name_slowly(tokens: &[Token], name: &[u32]) -> bool {
+    fn name_slowly(tokens: &[Token], name: &[char]) -> bool {
         match (tokens, name) {
             ([], []) => true,
             ([Token::Star, rest @ ..], name) => (0..=name.len()).any(|at| name_slowly(rest, &name[at..])),
-            ([one, rest @ ..], [c, after @ ..]) => takes(one, *c) && name_slowly(rest, after),
+            ([one, rest @ ..], [c, after @ ..]) => takes(one, c) && name_slowly(rest, after),
             _ => false,
         }
     }

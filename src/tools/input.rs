@@ -32,9 +32,8 @@ fn check(schema: &Value, input: &Value) -> Result<(), String> {
             let name = cut_end(name, 100);
             return Err(format!("unknown field \"{name}\"; its fields are {}", names.unwrap_or_default()));
         };
-        let wanted = property.get("type").and_then(Value::as_str).unwrap_or_default();
-        if !value.is_null() && !fits(wanted, value) {
-            return Err(format!("field \"{name}\" must be {}", in_words(wanted)));
+        if let Some(wanted) = unmet(property, value) {
+            return Err(format!("field \"{name}\" must be {wanted}"));
         }
     }
     let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
@@ -46,23 +45,15 @@ fn check(schema: &Value, input: &Value) -> Result<(), String> {
     Ok(())
 }
 
-fn fits(wanted: &str, value: &Value) -> bool {
-    match wanted {
-        "string" => value.is_string(),
-        "integer" => value.is_u64(),
-        "boolean" => value.is_boolean(),
-        "array" => value.as_array().is_some_and(|items| items.iter().all(Value::is_string)),
-        _ => true,
-    }
-}
-
-fn in_words(wanted: &str) -> &'static str {
-    match wanted {
-        "string" => "a string",
-        "integer" => "a whole number, not negative",
-        "boolean" => "true or false",
-        _ => "a list of strings",
-    }
+/// What a value must be by its property, when it is something else.
+fn unmet(property: &Value, value: &Value) -> Option<&'static str> {
+    let (fits, wanted) = match property.get("type").and_then(Value::as_str) {
+        Some("string") => (value.is_string(), "a string"),
+        Some("integer") => (value.is_u64(), "a whole number, not negative"),
+        Some("boolean") => (value.is_boolean(), "true or false"),
+        _ => (value.as_array().is_some_and(|items| items.iter().all(Value::is_string)), "a list of strings"),
+    };
+    (!fits && !value.is_null()).then_some(wanted)
 }
 
 #[cfg(test)]

@@ -2,8 +2,9 @@
 //!
 //! Knows an open file, not where it lies or who may read it. Runs on the turn thread.
 
+use std::borrow::Cow;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
 use crate::sys::wait::Cancel;
@@ -13,235 +14,154 @@ use crate::words::error::{Error, Result};
 pub(crate) const SNIFF_BYTES: usize = 8 << 10;
 /// Of a longer line only the beginning is shown, so that one line cannot fill a page.
 const LINE_BYTES_MAX: usize = 8 << 10;
-/// One call looks at so much of a file, to find a line or the end of one, and for so long.
-const SCAN_BYTES_MAX: u64 = 1 << 30;
+/// One call looks so long for a line or the end of one.
 const SCAN_TIME_MAX: Duration = Duration::from_secs(2);
-/// Between two looks at the clock and the cancel flag.
-const SCAN_STEP_BYTES: u64 = 8 << 20;
 
 /// A page of a file that is being read.
-pub(crate) struct Page {
+pub(crate) struct Page<'a> {
     reader: BufReader<File>,
     size: u64,
-    bytes_max: usize,
-    text: String,
-    line: Vec<u8>,
+    named: &'a str,
+    cancel: &'a Cancel,
+    deadline: Instant,
     /// The number of the next line.
     next: u64,
     /// Bytes of the file that were looked at.
     scanned: u64,
-    deadline: Instant,
-    crlf: bool,
-    lossy: bool,
-    /// Why the page ends before it is full.
-    stopped: Option<String>,
-    at_end: bool,
-    /// Whether the last line of the file has no newline, as far as that was seen.
-    last_is_open: bool,
 }
 
-/// How far a line was followed.
-enum LineEnd {
-    Newline,
-    EndOfFile,
-    GaveUp,
-}
-
-impl Page {
-    /// A page of an open file of this size, to be filled with about so many bytes.
-    pub(crate) fn new(open: File, size: u64, bytes_max: usize) -> Page {
-        Page {
-            reader: BufReader::with_capacity(64 << 10, open),
-            size,
-            bytes_max: bytes_max.max(1), // a page of nothing would never end
-            text: String::new(),
-            line: Vec::new(),
-            next: 1,
-            scanned: 0,
-            deadline: Instant::now() + SCAN_TIME_MAX,
-            crlf: false,
-            lossy: false,
-            stopped: None,
-            at_end: false,
-            last_is_open: false,
-        }
+impl<'a> Page<'a> {
+    /// A page of an open file of this size.
+    pub(crate) fn new(open: File, size: u64, named: &'a str, cancel: &'a Cancel) -> Page<'a> {
+        let reader = BufReader::with_capacity(64 << 10, open);
+        Page { reader, size, named, cancel, deadline: Instant::now() + SCAN_TIME_MAX, next: 1, scanned: 0 }
     }
 
-    /// Takes in `limit` lines from line `first` on, as far as they fit.
+    /// Takes in `limit` lines from line `first` on, as far as about `bytes_max` bytes hold them, and says what was
+    /// left out.
     ///
     /// # Errors
     /// When it is a binary file, has no such line, the line is too far away, or the turn was cancelled.
-    pub(crate) fn fill(&mut self, first: u64, limit: u64, cancel: &Cancel, named: &str) -> Result<()> {
-        let cannot = |error| Error::io(format!("read {}", named), error);
-        let head = self.reader.fill_buf().map_err(cannot)?;
-        if head.get(..SNIFF_BYTES.min(head.len())).is_some_and(|head| head.contains(&0)) {
-            return Err(Error::told(format!(
-                "{} is a binary file; its {} bytes are left out; use Shell to look into it",
-                named, self.size
-            )));
+    pub(crate) fn read(mut self, first: u64, limit: u64, bytes_max: usize) -> Result<String> {
+        if self.ahead()?.iter().take(SNIFF_BYTES).any(|&byte| byte == 0) {
+            let why =
+                format!("is a binary file; its {} bytes are left out; use Shell to look into it", self.size);
+            return Err(self.refused(&why));
         }
-        while self.next < first {
-            match self.skip_line(cancel).map_err(cannot)? {
-                LineEnd::Newline => self.next += 1,
-                LineEnd::EndOfFile => {
-                    let lines = if self.last_is_open { self.next } else { self.next - 1 };
-                    return Err(Error::told(format!(
-                        "{} has {lines} lines; \"offset\" {first} is beyond its end",
-                        named
-                    )));
-                }
-                LineEnd::GaveUp if cancel.is_set() => return Err(Error::Cancelled),
-                LineEnd::GaveUp => {
-                    return Err(Error::told(format!(
-                        "line {first} of {} is too far away: {} of {} bytes were looked at, up to line {}; use Shell, for example sed -n",
-                        named, self.scanned, self.size, self.next
-                    )));
-                }
+        self.skip_to(first)?;
+        let (mut text, mut notes) = (String::new(), Vec::new());
+        let (mut crlf, mut lossy) = (false, false);
+        let mut stopped = None;
+        let bytes_max = bytes_max.max(1); // a page of nothing would never end
+        while self.next - first < limit && text.len() < bytes_max && !self.ahead()?.is_empty() {
+            let mut line = self.piece()?;
+            if line.contains(&0) {
+                self.scanned -= line.len() as u64;
+                stopped = Some(format!("line {} is binary (it has NUL bytes)", self.next));
+                break;
             }
-        }
-        while self.next - first < limit && self.text.len() < self.bytes_max {
-            if !self.add_line(cancel).map_err(cannot)? {
+            let (mut left_out, is_whole) = self.rest_of_line(&line)?;
+            if line.ends_with(b"\n") {
+                line.pop();
+                if line.ends_with(b"\r") {
+                    line.pop();
+                    crlf = true;
+                }
+            } else if left_out > 0 {
+                let cut = cut_of_a_character(&line);
+                line.truncate(line.len() - cut);
+                left_out += cut as u64;
+            }
+            let shown = String::from_utf8_lossy(&line);
+            lossy |= matches!(shown, Cow::Owned(_));
+            text.push_str(&format!("{:>6}\t{shown}", self.next));
+            if left_out > 0 {
+                let at_least = if is_whole { "" } else { "at least " };
+                text.push_str(&format!(" [... {at_least}{left_out} bytes of this line left out]"));
+            }
+            text.push('\n');
+            self.next += 1;
+            if !is_whole {
+                stopped = Some("the end of that line is too far away".to_owned());
                 break;
             }
         }
-        if cancel.is_set() { Err(Error::Cancelled) } else { Ok(()) }
-    }
-
-    /// Reads over one line, from where the reader stands.
-    fn skip_line(&mut self, cancel: &Cancel) -> io::Result<LineEnd> {
-        loop {
-            if self.scanned >= SCAN_BYTES_MAX || cancel.is_set() || Instant::now() >= self.deadline {
-                return Ok(LineEnd::GaveUp);
-            }
-            let mut step = self.reader.by_ref().take(SCAN_STEP_BYTES);
-            let count = step.skip_until(b'\n')? as u64;
-            let left = step.limit();
-            self.scanned += count;
-            if count == 0 {
-                return Ok(LineEnd::EndOfFile);
-            }
-            // `skip_until` says how much it read, not whether it found the newline. Less than it was allowed to
-            // read means a newline or the end of the file.
-            let at_end = self.reader.fill_buf()?.is_empty();
-            if (left > 0 && !at_end) || ((left == 0 || at_end) && self.last_was_newline()?) {
-                return Ok(LineEnd::Newline);
-            }
-            if at_end {
-                self.last_is_open = true;
-                return Ok(LineEnd::EndOfFile);
-            }
-        }
-    }
-
-    /// Whether the last byte looked at is a newline.
-    fn last_was_newline(&mut self) -> io::Result<bool> {
-        use std::os::unix::fs::FileExt;
-        let mut last = [0];
-        let Some(at) = self.scanned.checked_sub(1) else { return Ok(false) };
-        Ok(self.reader.get_ref().read_at(&mut last, at)? == 1 && last == [b'\n'])
-    }
-
-    /// Adds the next line to the page; `false` when there is none or the page must end here.
-    fn add_line(&mut self, cancel: &Cancel) -> io::Result<bool> {
-        self.line.clear();
-        let mut start = self.reader.by_ref().take(LINE_BYTES_MAX as u64);
-        let count = start.read_until(b'\n', &mut self.line)?;
-        self.scanned += count as u64;
-        if count == 0 {
-            self.at_end = true;
-            return Ok(false);
-        }
-        if self.line.contains(&0) {
-            self.scanned -= count as u64;
-            self.stopped = Some(format!("line {} is binary (it has NUL bytes)", self.next));
-            return Ok(false);
-        }
-        let is_whole = self.line.ends_with(b"\n") || count < LINE_BYTES_MAX;
-        if self.line.ends_with(b"\n") {
-            self.line.pop();
-            if self.line.ends_with(b"\r") {
-                self.line.pop();
-                self.crlf = true;
-            }
-        }
-        let cut = if is_whole { 0 } else { cut_of_a_character(&self.line) };
-        self.line.truncate(self.line.len() - cut);
-        let shown = String::from_utf8_lossy(&self.line);
-        self.lossy = self.lossy || matches!(shown, std::borrow::Cow::Owned(_));
-        self.text.push_str(&format!("{:>6}\t{shown}", self.next));
-        if !is_whole {
-            let before = self.scanned;
-            let end = self.skip_line(cancel)?;
-            let newline = u64::from(matches!(end, LineEnd::Newline));
-            let left_out = (self.scanned - before + cut as u64).saturating_sub(newline);
-            if matches!(end, LineEnd::GaveUp) {
-                self.text.push_str(&format!(" [... at least {left_out} bytes of this line left out]\n"));
-                self.stopped =
-                    Some(format!("the end of line {} was not found in {} bytes", self.next, self.scanned));
-                self.next += 1;
-                return Ok(false);
-            }
-            if left_out > 0 {
-                self.text.push_str(&format!(" [... {left_out} bytes of this line left out]"));
-            }
-        }
-        self.text.push('\n');
-        self.next += 1;
-        Ok(true)
-    }
-
-    /// The page as text, with what was left out.
-    ///
-    /// # Errors
-    /// As read(2).
-    pub(crate) fn finish(mut self, first: u64) -> Result<String> {
-        let more = !self.at_end
-            && !self.reader.fill_buf().map_err(|error| Error::io("read the file on", error))?.is_empty();
-        if self.next == first && self.stopped.is_none() && !more {
-            let what = if self.size == 0 { "the file is empty" } else { "there are no more lines" };
-            return Ok(format!("[{what}]\n"));
-        }
         let left = format!("{} of {} bytes left out", self.size.saturating_sub(self.scanned), self.size);
-        let mut notes: Vec<String> = Vec::new();
-        match self.stopped.take() {
-            Some(why) => notes.push(format!("{why}; {left}; use Shell for the rest, for example tail -c")),
-            None if more => {
-                notes.push(format!("{left} after this; go on with \"offset\": {}", self.next));
-            }
-            None => {}
+        if let Some(why) = stopped {
+            notes.push(format!("{why}; {left}; use Shell for the rest, for example tail -c"));
+        } else if !self.ahead()?.is_empty() {
+            notes.push(format!("{left} after this; go on with \"offset\": {}", self.next));
+        } else if self.next == 1 {
+            notes.push("the file is empty".to_owned());
         }
-        if self.crlf {
+        if crlf {
             notes.push("lines end in CRLF; EditFile keeps that".to_owned());
         }
-        if self.lossy {
+        if lossy {
             notes.push(
                 "bytes that are not UTF-8 are shown as \u{fffd}; EditFile keeps them but cannot match them"
                     .to_owned(),
             );
         }
-        for note in &notes {
-            self.text.push_str(&format!("[{note}]\n"));
+        Ok(notes.iter().fold(text, |text, note| text + &format!("[{note}]\n")))
+    }
+
+    fn skip_to(&mut self, first: u64) -> Result<()> {
+        while self.next < first {
+            let line = self.piece()?;
+            let (_, is_whole) = self.rest_of_line(&line)?;
+            if !is_whole || Instant::now() >= self.deadline {
+                return Err(self.refused(&format!(
+                    "is long: line {first} is too far away, {} of {} bytes were looked at, up to line {}; use Shell, for example sed -n",
+                    self.scanned, self.size, self.next
+                )));
+            }
+            self.next += u64::from(!line.is_empty());
+            if self.ahead()?.is_empty() {
+                let lines = self.next - 1;
+                return Err(self.refused(&format!("has {lines} lines; \"offset\" {first} is beyond its end")));
+            }
         }
-        Ok(self.text)
+        Ok(())
+    }
+
+    /// The first bytes that were not looked at yet, none at the end of the file.
+    fn ahead(&mut self) -> Result<&[u8]> {
+        self.reader.fill_buf().map_err(|error| Error::io(format!("read {}", self.named), error))
+    }
+
+    /// Reads a line, or as much of it as one piece holds.
+    fn piece(&mut self) -> Result<Vec<u8>> {
+        if self.cancel.is_set() {
+            return Err(Error::Cancelled);
+        }
+        let mut piece = Vec::new();
+        let read = self.reader.by_ref().take(LINE_BYTES_MAX as u64).read_until(b'\n', &mut piece);
+        read.map_err(|error| Error::io(format!("read {}", self.named), error))?;
+        self.scanned += piece.len() as u64;
+        Ok(piece)
+    }
+
+    /// Reads over what follows the first piece of a line: how many bytes, and whether its end came in time.
+    fn rest_of_line(&mut self, start: &[u8]) -> Result<(u64, bool)> {
+        let is_last = |piece: &[u8]| piece.ends_with(b"\n") || piece.len() < LINE_BYTES_MAX;
+        let (mut left_out, mut is_over) = (0, is_last(start));
+        while !is_over && Instant::now() < self.deadline {
+            let piece = self.piece()?;
+            left_out += piece.strip_suffix(b"\n").unwrap_or(&piece).len() as u64;
+            is_over = is_last(&piece);
+        }
+        Ok((left_out, is_over))
+    }
+
+    fn refused(&self, why: &str) -> Error {
+        Error::told(format!("{} {why}", self.named))
     }
 }
 
 /// How many bytes at the end belong to a character that was cut off.
 fn cut_of_a_character(text: &[u8]) -> usize {
-    (1..4)
-        .take_while(|back| *back <= text.len())
-        .find_map(|back| {
-            let byte = *text.get(text.len() - back)?;
-            let length = match byte {
-                0xc0..=0xdf => 2,
-                0xe0..=0xef => 3,
-                0xf0..=0xf7 => 4,
-                0x80..=0xbf => return None,
-                _ => return Some(0),
-            };
-            Some(if length > back { back } else { 0 })
-        })
-        .unwrap_or(0)
+    text.utf8_chunks().last().map_or(0, |chunk| chunk.invalid().len())
 }
 
 #[cfg(test)]

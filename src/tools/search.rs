@@ -178,10 +178,9 @@ impl FileDesk {
 /// The start of the walk and the pattern below it. An absolute pattern names its own start: its names before the
 /// first with a star, question mark or bracket.
 fn start_and_glob(path: Option<String>, pattern: Option<String>) -> Result<(String, Option<Glob>)> {
-    let told = |error: crate::tools::glob::GlobError| Error::told(error.to_string());
     let Some(pattern) = pattern else { return Ok((path.unwrap_or_else(|| ".".to_owned()), None)) };
     let Some(absolute) = pattern.strip_prefix('/') else {
-        let glob = Glob::new(&pattern).map_err(told)?;
+        let glob = Glob::new(&pattern)?;
         return Ok((path.unwrap_or_else(|| ".".to_owned()), Some(glob)));
     };
     if path.is_some() {
@@ -192,7 +191,7 @@ fn start_and_glob(path: Option<String>, pattern: Option<String>) -> Result<(Stri
     let plain = plain.min(names.len().saturating_sub(1));
     let (start, rest) = names.split_at_checked(plain).unwrap_or_default();
     // The rest is matched as a whole path, also when it is one name only.
-    let glob = Glob::new(&format!("./{}", rest.join("/"))).map_err(told)?;
+    let glob = Glob::new(&format!("./{}", rest.join("/")))?;
     Ok((format!("/{}", start.join("/")), Some(glob)))
 }
 
