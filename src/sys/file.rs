@@ -61,6 +61,15 @@ pub fn open_entry_at(directory: impl AsFd, name: &Path) -> io::Result<File> {
     Ok(nix::fcntl::openat(directory, name, flags, Mode::empty())?.into())
 }
 
+/// Opens for reading what `open_entry_at` has opened as a place: this very file, no name is looked at.
+///
+/// # Errors
+/// As open(2).
+pub fn reopen(entry: &File) -> io::Result<File> {
+    use std::os::fd::AsRawFd;
+    File::open(format!("/proc/self/fd/{}", entry.as_raw_fd()))
+}
+
 /// Opens the directory above an open directory, as a place only; the root is its own parent.
 ///
 /// # Errors
@@ -99,26 +108,6 @@ pub fn make_directory_at(directory: impl AsFd, name: &Path, mode: u32) -> io::Re
         Ok(()) | Err(nix::errno::Errno::EEXIST) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
-}
-
-/// Creates a directory `name` in `directory` and says whether it is new; one that is there already is fine.
-///
-/// # Errors
-/// As mkdirat(2).
-pub fn create_directory_at(directory: impl AsFd, name: &Path) -> io::Result<bool> {
-    match nix::sys::stat::mkdirat(directory, name, Mode::from_bits_truncate(0o777)) {
-        Ok(()) => Ok(true),
-        Err(nix::errno::Errno::EEXIST) => Ok(false),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// Removes the empty directory `name` in `directory`.
-///
-/// # Errors
-/// As unlinkat(2); `ENOTEMPTY` when something is in it.
-pub fn remove_directory_at(directory: impl AsFd, name: &Path) -> io::Result<()> {
-    Ok(nix::unistd::unlinkat(directory, name, nix::unistd::UnlinkatFlags::RemoveDir)?)
 }
 
 /// Removes the name of a file; a name that is gone already is fine.
@@ -162,14 +151,6 @@ pub fn rename_new_at(directory: impl AsFd, from: &Path, to: &Path) -> io::Result
 /// As linkat(2); `EEXIST` when something has that name.
 pub fn link_at(directory: impl AsFd, from: &Path, to: &Path) -> io::Result<()> {
     Ok(nix::unistd::linkat(&directory, from, &directory, to, AtFlags::empty())?)
-}
-
-/// Where the link `name` in `directory` points to.
-///
-/// # Errors
-/// As readlinkat(2); `EINVAL` when it is no link.
-pub fn link_target_at(directory: impl AsFd, name: &Path) -> io::Result<PathBuf> {
-    Ok(nix::fcntl::readlinkat(directory, name)?.into())
 }
 
 /// The path by which the kernel knows an open descriptor now.

@@ -5,11 +5,10 @@
 //! this name gets the new content; the other names keep the old one. Mode and owner are copied, set-user-id bits
 //! excepted. Runs on the turn thread.
 
-use std::ffi::OsString;
-use std::fs::{File, Metadata};
+use std::fs::Metadata;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -21,7 +20,7 @@ use crate::sys::wait::Cancel;
 use crate::tools::edit::{EDIT_BYTES_MAX, edit_text};
 use crate::tools::input;
 use crate::tools::page::Page;
-use crate::tools::place::{FileDesk, Found, judged_text, open_regular, require_regular};
+use crate::tools::place::{FileDesk, Found, judged_text};
 use crate::wire::provider::ToolSpec;
 use crate::words::error::{Error, Result};
 use crate::words::limits::Limits;
@@ -100,30 +99,30 @@ struct EditInput {
 impl FileDesk {
     /// `ReadFile`: one page of numbered lines, and what was left out.
     ///
-    /// Memory and time are bounded whatever the file: long lines are cut, and a call that has looked at 1 GiB or
-    /// for 2 s stops and says so.
+    /// Memory and time are bounded whatever the file: long lines are cut, and a call that has looked for 2 s stops
+    /// and says so.
     ///
     /// # Errors
     /// When the input is wrong, the place may not be read, or it is no text file.
     pub fn read_file(&mut self, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
         let input: ReadInput = input::parse("ReadFile", &read_schema(), input)?;
-        let first = input.offset.unwrap_or(1);
-        let limit = input.limit.unwrap_or(u64::MAX);
+        let (first, limit) = (input.offset.unwrap_or(1), input.limit.unwrap_or(u64::MAX));
         if first == 0 || limit == 0 {
             return Err(Error::told("ReadFile: \"offset\" and \"limit\" count from 1"));
         }
         let found = self.find(&input.path)?;
         self.judge_read(scope, &found)?;
-        let (open, metadata) = open_for_reading(&found, &self.hidden_identities())?;
-        let stamp = Stamp::of(&metadata);
-        let changed = first > 1 && self.has_changed(&found.place(), &stamp);
-        let named = found.named();
-        let page = Page::new(open, metadata.len(), &named, cancel);
-        let mut text = page.read(first, limit, self.limits.file_read_bytes)?;
-        self.remember(found.place(), stamp);
-        if changed {
+        let (open, metadata) = found.open()?;
+        let (named, stamp) = (found.named(), Stamp::of(metadata));
+        let mut text = Page::new(open, metadata.len(), &named, cancel).read(
+            first,
+            limit,
+            self.limits.file_read_bytes,
+        )?;
+        if first > 1 && self.has_changed(&found.place(), &stamp) {
             text.push_str("[the file has changed since you read another part of it]\n");
         }
+        self.remember(found.place(), stamp);
         Ok(text)
     }
 
@@ -136,17 +135,14 @@ impl FileDesk {
         let input: WriteInput = input::parse("WriteFile", &write_schema(), input)?;
         let found = self.find(&input.path)?;
         self.judge_write(scope, &found)?;
-        let old = target_of(&found)?;
-        if old.as_ref().is_some_and(|old| self.has_changed(&found.place(), &Stamp::of(old))) {
-            return Err(changed_since(&found));
+        let old = replaceable(&found)?;
+        if old.is_some_and(|old| self.has_changed(&found.place(), &Stamp::of(old))) {
+            return Err(changed(&found, "since you read it"));
         }
-        if cancel.is_set() {
-            return Err(Error::Cancelled);
-        }
-        let (written, lines) = (input.content.len(), input.content.lines().count());
+        self.put(scope, &found, old, input.content.as_bytes(), cancel)?;
         let verb = if old.is_some() { "replaced" } else { "created" };
-        self.put(scope, &found, old.as_ref(), input.content.as_bytes())?;
-        Ok(format!("{verb} {}: {written} bytes, {lines} lines written", found.named()))
+        let (bytes, lines) = (input.content.len(), input.content.lines().count());
+        Ok(format!("{verb} {}: {bytes} bytes, {lines} lines written", found.named()))
     }
 
     /// `EditFile`: one text in a file replaced by another, every other byte as it was.
@@ -159,95 +155,56 @@ impl FileDesk {
         let found = self.find(&input.path)?;
         self.judge_write(scope, &found)?;
         self.judge_read(scope, &found)?;
-        target_of(&found)?;
-        let (open, metadata) = open_for_reading(&found, &self.hidden_identities())?;
-        let too_large = || {
-            Error::told(format!(
+        let old = replaceable(&found)?;
+        let (open, metadata) = found.open()?;
+        if metadata.len() > EDIT_BYTES_MAX as u64 {
+            return Err(Error::told(format!(
                 "{} has {} bytes; EditFile takes at most {EDIT_BYTES_MAX}; use Shell for larger files",
                 found.named(),
                 metadata.len()
-            ))
-        };
-        if metadata.len() > EDIT_BYTES_MAX as u64 {
-            return Err(too_large());
+            )));
         }
-        let content = match file::read_whole(&open, EDIT_BYTES_MAX) {
-            Ok(content) => content,
-            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => return Err(too_large()),
-            Err(error) => return Err(Error::io(format!("read {}", found.named()), error)),
-        };
+        let content = file::read_whole(&open, EDIT_BYTES_MAX)
+            .map_err(|error| Error::io(format!("read {}", found.named()), error))?;
         let (content, count) = edit_text(&content, &input.old, &input.new, input.all.unwrap_or(false))
             .map_err(|error| Error::told(format!("cannot edit {}: {error}", found.named())))?;
-        if cancel.is_set() {
-            return Err(Error::Cancelled);
-        }
-        self.put(scope, &found, Some(&metadata), &content)?;
+        self.put(scope, &found, old, &content, cancel)?;
         let times = if count == 1 { "1 replacement".to_owned() } else { format!("{count} replacements") };
         Ok(format!("edited {}: {times}", found.named()))
     }
 
-    /// Gives the place new content: in a new file beside it, which then takes its name.
-    ///
-    /// `old` is what was found there before; when anything else has that name now, nothing is changed.
+    /// Gives the place new content, unless anything else than `old` has its name by then.
     fn put(
         &mut self,
         scope: &EffectiveScope,
         found: &Found,
         old: Option<&Metadata>,
         content: &[u8],
+        cancel: &Cancel,
     ) -> Result<()> {
-        let Some((name, directories)) = found.below.split_last() else {
-            return Err(Error::told(format!("{} is not a regular file but a directory", found.named())));
-        };
-        let mut made = MadeDirectories::default();
-        let written = made.make(scope, found, directories).and_then(|made_at| {
-            let at = made_at.as_ref().unwrap_or(&found.at);
-            put_at(at, Path::new(name), old, content, found)
-        });
-        match written {
-            Ok(stamp) => {
-                self.remember(found.place(), stamp);
-                Ok(())
-            }
-            Err(error) => {
-                made.undo();
-                Err(error)
+        if cancel.is_set() {
+            return Err(Error::Cancelled);
+        }
+        let cannot = |error| Error::io(format!("write {}", found.named()), error);
+        let place = found.place();
+        let name = Path::new(place.file_name().unwrap_or_default());
+        let at = make_directories(scope, found)?;
+        let temporary = PathBuf::from(format!(".insomnia-{}.tmp", random_hex(8).map_err(cannot)?));
+        let written = replace(&at, &temporary, name, old, content);
+        if !matches!(written, Ok(Some(_))) {
+            if let Err(left) = file::remove_at(&at, &temporary) {
+                log::warn!("a temporary file stays beside {}: {left}", found.named()); // the first failure is told
             }
         }
+        let stamp = written.map_err(cannot)?.ok_or_else(|| changed(found, "just now"))?;
+        self.remember(place, stamp);
+        Ok(())
     }
-}
-
-fn open_for_reading(found: &Found, hidden: &[(u64, u64)]) -> Result<(File, Metadata)> {
-    if found.is_directory() {
-        return Err(Error::told(format!(
-            "{} is not a regular file but a directory; ListFiles shows what is in it",
-            found.named()
-        )));
-    }
-    let Some(name) = found.below.first().filter(|_| found.exists && !found.ends_as_directory) else {
-        return Err(Error::told(format!(
-            "there is no file {}; ListFiles shows what is there",
-            found.named()
-        )));
-    };
-    let (open, metadata) = open_regular(&found.at, name, &found.named())?;
-    // The judgement looked at the name; what was opened may have been put there since.
-    if hidden.contains(&(metadata.dev(), metadata.ino())) {
-        return Err(Error::told(format!("cannot read {}: it belongs to Insomnia itself", found.named())));
-    }
-    Ok((open, metadata))
 }
 
 /// What is at the place now, if it may be replaced; `None` if nothing is.
-fn target_of(found: &Found) -> Result<Option<Metadata>> {
-    if found.is_directory() || found.ends_as_directory {
-        return Err(Error::told(format!(
-            "{} is not a regular file but a directory; name a file",
-            found.named()
-        )));
-    }
-    let Some((_, metadata)) = found.entry()? else { return Ok(None) };
-    require_regular(&metadata, &found.named())?;
+fn replaceable(found: &Found) -> Result<Option<&Metadata>> {
+    let Some((_, metadata)) = found.file()? else { return Ok(None) };
     if metadata.mode() & 0o222 == 0 {
         return Err(Error::told(format!(
             "{} is write-protected (mode {:04o}); change its mode first if that is wanted",
@@ -258,92 +215,58 @@ fn target_of(found: &Found) -> Result<Option<Metadata>> {
     Ok(Some(metadata))
 }
 
-fn changed_since(found: &Found) -> Error {
+fn changed(found: &Found, when: &str) -> Error {
     Error::told(format!(
-        "{} has changed since you read it; read it again, then write what should be there now",
+        "{} has changed {when}; read it again, then write what should be there now",
         found.named()
     ))
 }
 
-/// Directories that were made for a file, so that they can be taken away when it does not come.
-#[derive(Debug, Default)]
-struct MadeDirectories(Vec<(OwnedFd, OsString)>);
-
-impl MadeDirectories {
-    /// Makes the missing directories one after the other, each judged where it really is before anything is
-    /// made in it. Returns the last one, `None` when none was missing.
-    fn make(&mut self, scope: &EffectiveScope, found: &Found, names: &[OsString]) -> Result<Option<OwnedFd>> {
-        let cannot = |error| Error::io(format!("create the directories of {}", found.named()), error);
-        let mut at: Option<OwnedFd> = None;
-        for name in names {
-            let above = at.as_ref().unwrap_or(&found.at);
-            if file::create_directory_at(above, Path::new(name)).map_err(cannot)? {
-                self.0.push((above.try_clone().map_err(cannot)?, name.clone()));
-            }
-            let made = file::open_directory_at(above, Path::new(name)).map_err(cannot)?;
-            let real = file::real_path(&made).map_err(cannot)?;
-            if scope.judge_write(&judged_text(&real)) != Verdict::Allowed {
-                return Err(Error::told(format!(
-                    "the directories of {} were moved out of your write scope just now; nothing was written",
-                    found.named()
-                )));
-            }
-            at = Some(made);
-        }
-        Ok(at)
-    }
-
-    fn undo(self) {
-        for (at, name) in self.0.iter().rev() {
-            if let Err(error) = file::remove_directory_at(at, Path::new(name)) {
-                log::debug!("a new directory stays: {error}"); // somebody uses it already
-            }
+/// Makes the missing directories one after the other, each judged where it really is before anything is made in
+/// it, and returns the last one. They stay when the file does not come.
+fn make_directories(scope: &EffectiveScope, found: &Found) -> Result<OwnedFd> {
+    let cannot = |error| Error::io(format!("create the directories of {}", found.named()), error);
+    let mut at = found.at.try_clone().map_err(cannot)?;
+    for name in found.below.iter().rev().skip(1).rev() {
+        file::make_directory_at(&at, Path::new(name), 0o777).map_err(cannot)?;
+        at = file::open_directory_at(&at, Path::new(name)).map_err(cannot)?;
+        let real = file::real_path(&at).map_err(cannot)?;
+        if scope.judge_write(&judged_text(&real)) != Verdict::Allowed {
+            return Err(Error::told(format!(
+                "the directories of {} were moved out of your write scope just now; nothing was written",
+                found.named()
+            )));
         }
     }
+    Ok(at)
 }
 
-fn put_at(at: &OwnedFd, name: &Path, old: Option<&Metadata>, content: &[u8], found: &Found) -> Result<Stamp> {
-    let cannot = |error| Error::io(format!("write {}", found.named()), error);
-    let temporary = PathBuf::from(format!(".insomnia-{}.tmp", random_hex(8).map_err(cannot)?));
+/// Writes a new file that then takes the name; `None` if the name is no more what it was.
+fn replace(
+    at: &OwnedFd,
+    temporary: &Path,
+    name: &Path,
+    old: Option<&Metadata>,
+    content: &[u8],
+) -> io::Result<Option<Stamp>> {
     // Nobody else may open the new content before it has the mode of the old one.
-    let mode = if old.is_some() { 0o600 } else { 0o666 };
-    let mut new = file::create_at(at, &temporary, mode).map_err(cannot)?;
-    let written = fill(&mut new, old, content).map_err(cannot).and_then(|()| {
-        let now = file::stamp_at(at, name).map_err(cannot)?;
-        match (old.map(Stamp::of), now) {
-            (Some(old), Some(now)) if old == now => file::rename_at(at, &temporary, name).map_err(cannot),
-            (None, None) => file::rename_new_at(at, &temporary, name).map_err(cannot),
-            (Some(_), _) => Err(Error::told(format!(
-                "{} was changed by somebody else just now; read it again",
-                found.named()
-            ))),
-            (None, Some(_)) => Err(Error::told(format!(
-                "{} was created by somebody else just now; read it first",
-                found.named()
-            ))),
-        }
-    });
-    if let Err(error) = written {
-        if let Err(left) = file::remove_at(at, &temporary) {
-            log::warn!("a temporary file stays beside {}: {left}", found.named()); // the first failure is told
-        }
-        return Err(error);
-    }
-    Ok(Stamp::of(&new.metadata().map_err(cannot)?)) // after the rename, which changes the change time
-}
-
-fn fill(new: &mut File, old: Option<&Metadata>, content: &[u8]) -> io::Result<()> {
+    let mut new = file::create_at(at, temporary, if old.is_some() { 0o600 } else { 0o666 })?;
     if let Some(old) = old {
-        let made = new.metadata()?;
-        if (old.uid(), old.gid()) != (made.uid(), made.gid()) {
-            if let Err(error) = std::os::unix::fs::fchown(&*new, Some(old.uid()), Some(old.gid())) {
-                log::debug!("the owner of a file changes: {error}"); // only root may give files away
-            }
+        if let Err(error) = fchown(&new, Some(old.uid()), Some(old.gid())) {
+            log::debug!("the owner of a file changes: {error}"); // only root may give files away
         }
-        file::set_mode(&*new, old.permissions().mode() & 0o777)?;
+        file::set_mode(&new, old.mode() & 0o777)?;
     }
     new.write_all(content)?;
-    new.sync_data()
+    new.sync_data()?;
+    if file::stamp_at(at, name)? != old.map(Stamp::of) {
+        return Ok(None);
+    }
+    match old {
+        Some(_) => file::rename_at(at, temporary, name)?,
+        None => file::rename_new_at(at, temporary, name)?,
+    }
+    Ok(Some(Stamp::of(&new.metadata()?))) // after the rename, which changes the change time
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Where a path leads, and whether a file tool may go there.
 //!
-//! A path is walked once, directory by directory, into an open descriptor. What is judged is the kernel's own
-//! path of that descriptor, and all work goes on relative to it; no name is looked up a second time. So a link
-//! swapped in between is never followed unjudged. Runs on the turn thread.
+//! A path is walked once, directory by directory, into open descriptors. What is judged is the kernel's own path
+//! of them, and all work goes on relative to them; no name is looked up a second time. So a link swapped in
+//! between is never followed unjudged. Runs on the turn thread.
 
-use std::collections::{HashMap, VecDeque};
-use std::ffi::{OsStr, OsString};
+use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,14 +16,14 @@ use std::path::{Path, PathBuf};
 use crate::sys::file::{self, Stamp};
 use crate::words::error::{Error, Result};
 use crate::words::limits::Limits;
-use crate::words::scope::{EffectiveScope, Loan, Reach, Rule, Verdict, is_within};
+use crate::words::scope::{EffectiveScope, Loan, Reach, Rule, Verdict};
 use crate::words::text::{cut_end, escape_name, unescape_name};
 
 /// Links followed in one path; the kernel's own bound. Source: path_resolution(7).
 const MAX_LINKS: usize = 40;
 /// The longest path in bytes. Source: `PATH_MAX` in limits.h.
 const MAX_PATH_BYTES: usize = 4095;
-/// Files whose state is remembered; past that the older half is forgotten.
+/// Files whose state is remembered; one more, and all others are forgotten.
 const MAX_SEEN: usize = 16_384;
 
 /// What tells one file or directory from every other: device and inode.
@@ -44,7 +44,7 @@ pub struct FileDesk {
     pub protect_git: bool,
     /// The pod's limits.
     pub limits: Limits,
-    seen: Seen,
+    seen: HashMap<PathBuf, Stamp>,
 }
 
 impl FileDesk {
@@ -57,23 +57,19 @@ impl FileDesk {
         protect_git: bool,
         limits: Limits,
     ) -> FileDesk {
-        FileDesk { directory, hidden, shown, protect_git, limits, seen: Seen::default() }
+        FileDesk { directory, hidden, shown, protect_git, limits, seen: HashMap::new() }
     }
 
     /// Finds where `path` leads: the name as it is, or else the name that `escape_name` has shown like this.
     pub(crate) fn find(&self, path: &str) -> Result<Found> {
         let literal = self.walk(path, path.as_bytes());
-        if !path.contains("\\x") || literal.as_ref().is_ok_and(|found| found.missing() == 0) {
+        if !path.contains("\\x") {
             return literal;
         }
-        let unescaped = unescape_name(path);
-        if unescaped.contains(&0) {
-            return literal;
-        }
-        match (literal, self.walk(path, &unescaped)) {
-            (Ok(literal), Ok(other)) if other.missing() < literal.missing() => Ok(other),
-            (Err(_), Ok(other)) => Ok(other),
-            (literal, _) => literal,
+        match (literal, self.walk(path, &unescape_name(path))) {
+            (Ok(literal), Ok(other)) if literal.missing() <= other.missing() => Ok(literal),
+            (_, Ok(other)) => Ok(other),
+            (literal, Err(_)) => literal,
         }
     }
 
@@ -84,208 +80,152 @@ impl FileDesk {
     /// so that each ends at a descriptor which is judged like any other.
     fn walk(&self, asked: &str, path: &[u8]) -> Result<Found> {
         let asked = escape_name(asked.as_bytes());
-        if path.is_empty() {
-            return Err(Error::told("the path is empty; name a file or directory"));
+        let refuse = |why: &str| Err(Error::told(format!("path \"{}\" {why}", cut_end(&asked, 100))));
+        match path {
+            b"" => return Err(Error::told("the path is empty; name a file or directory")),
+            _ if path.contains(&0) => return refuse("contains a NUL byte, which no name can"),
+            _ if path.len() > MAX_PATH_BYTES => return refuse("is longer than the system takes"),
+            _ => {}
         }
-        if path.contains(&0) {
-            return Err(Error::told(format!("path \"{asked}\" contains a NUL byte, which no name can")));
-        }
-        if path.len() > MAX_PATH_BYTES {
-            let start = cut_end(&asked, 100);
-            return Err(Error::told(format!("path \"{start}\" is longer than {MAX_PATH_BYTES} bytes")));
-        }
-        let cannot = |error: io::Error| Error::io(format!("follow path \"{asked}\""), error);
+        let cannot = |error| Error::io(format!("follow path \"{asked}\""), error);
         let start = if path.starts_with(b"/") { Path::new("/") } else { self.directory.as_path() };
         let mut at = file::open_place(start).map_err(cannot)?;
-        let mut rest: VecDeque<OsString> = components(path);
-        let mut missing: Vec<OsString> = Vec::new();
-        let mut exists = false;
+        let mut rest = components_backwards(path);
+        let (mut below, mut entry) = (Vec::new(), None);
         let mut ends_as_directory = false;
         let mut links = 0;
-        while let Some(name) = rest.pop_front() {
+        while let Some(name) = rest.pop() {
             ends_as_directory = matches!(name.as_bytes(), b"" | b"." | b"..");
-            match name.as_bytes() {
-                b"" | b"." => continue,
-                b".." if missing.pop().is_some() => {
-                    exists = false;
-                    continue;
-                }
-                b".." => {
-                    at = file::open_parent(&at).map_err(cannot)?;
-                    continue;
-                }
-                _ if !missing.is_empty() => {
-                    missing.push(name);
-                    exists = false;
-                    continue;
-                }
-                _ => {}
+            if matches!(name.as_bytes(), b"" | b".") {
+                continue;
             }
-            let entry = match file::open_entry_at(&at, Path::new(&name)) {
-                Ok(entry) => entry,
+            entry = None;
+            if name == ".." {
+                if below.pop().is_none() {
+                    at = file::open_parent(&at).map_err(cannot)?;
+                }
+                continue;
+            }
+            if !below.is_empty() {
+                below.push(name);
+                continue;
+            }
+            let opened = match file::open_entry_at(&at, Path::new(&name)) {
+                Ok(opened) => opened,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    missing.push(name);
-                    exists = false;
+                    below.push(name);
                     continue;
                 }
                 Err(error) => return Err(cannot(error)),
             };
-            let kind = entry.metadata().map_err(cannot)?.file_type();
-            if kind.is_symlink() {
+            let metadata = opened.metadata().map_err(cannot)?;
+            if metadata.is_dir() {
+                at = opened.into();
+            } else if !metadata.is_symlink() {
+                below.push(name);
+                entry = Some((opened, metadata));
+            } else if links == MAX_LINKS {
+                return refuse(&format!("goes through more than {MAX_LINKS} links"));
+            } else {
                 links += 1;
-                if links > MAX_LINKS {
-                    return Err(Error::told(format!(
-                        "path \"{asked}\" goes through more than {MAX_LINKS} links"
-                    )));
-                }
-                let target = file::link_target(&entry).map_err(cannot)?.into_os_string();
-                if target.as_bytes().starts_with(b"/") {
+                let target = file::link_target(&opened).map_err(cannot)?;
+                if target.is_absolute() {
                     at = file::open_place(Path::new("/")).map_err(cannot)?;
                 }
-                for name in components(target.as_bytes()).into_iter().rev() {
-                    rest.push_front(name);
-                }
-            } else if kind.is_dir() {
-                at = entry.into();
-            } else {
-                missing.push(name);
-                exists = true;
+                rest.extend(components_backwards(target.as_os_str().as_bytes()));
             }
         }
         let real = file::real_path(&at).map_err(cannot)?;
         if !real.is_absolute() {
-            return Err(Error::told(format!("path \"{asked}\" leads out of the visible file system")));
+            return refuse("leads out of the visible file system");
         }
-        let exists = exists && missing.len() == 1;
-        Ok(Found { asked, at, real, below: missing, exists, ends_as_directory })
+        Ok(Found { asked, at, real, below, entry, ends_as_directory })
     }
 
     /// Whether the place may be read; nothing has been read yet.
     pub(crate) fn judge_read(&self, scope: &EffectiveScope, found: &Found) -> Result<()> {
-        let place = found.place();
-        self.judge_hidden(found, &place, "read")?;
-        if scope.may_read(&judged_text(&place)) {
+        self.judge_hidden(found, &found.lineage()?, "read")?;
+        if scope.may_read(&judged_text(&found.place())) {
             return Ok(());
         }
-        let rules = rules_in_words(&scope.allow, |_| true);
-        Err(Error::told(format!("cannot read {}: it is outside your read scope; {rules}", found.named())))
+        Err(found.outside("read", scope.allow.iter()))
     }
 
     /// Whether the place and every directory that has to be created for it may be written; nothing has been
     /// changed yet.
     pub(crate) fn judge_write(&self, scope: &EffectiveScope, found: &Found) -> Result<()> {
-        let mut place = found.real.clone();
-        for name in &found.below {
-            place.push(name);
-            match scope.judge_write(&judged_text(&place)) {
+        let place = found.place();
+        for changed in place.ancestors().take(found.below.len().max(1)) {
+            match scope.judge_write(&judged_text(changed)) {
                 Verdict::Allowed => {}
-                Verdict::Lent(loan) => return Err(lent(found, &loan)),
-                Verdict::Outside => return Err(outside(scope, found)),
+                Verdict::Lent(loan) => return Err(found.lent(&loan)),
+                Verdict::Outside => {
+                    return Err(found.outside("write", scope.allow.iter().filter(|rule| rule.writes())));
+                }
             }
         }
-        if found.below.is_empty() {
-            match scope.judge_write(&judged_text(&place)) {
-                Verdict::Allowed => {}
-                Verdict::Lent(loan) => return Err(lent(found, &loan)),
-                Verdict::Outside => return Err(outside(scope, found)),
-            }
+        let lineage = found.lineage()?;
+        self.judge_hidden(found, &lineage, "write")?;
+        if self.protect_git && is_obeyed_by_others(&place) {
+            return Err(found.refused("write", "git hooks, git configuration and .insomnia are protected, because programs outside obey them; ask the person to change it"));
         }
-        self.judge_hidden(found, &place, "write")?;
-        self.judge_protected(found, &place)?;
-        match lent_by_identity(scope, found)? {
-            Some(loan) => Err(lent(found, &loan)),
-            None => Ok(()),
-        }
+        let holds = |loan: &&Loan| {
+            let depth = depth_below(Path::new(loan.rule.path()), &place, &lineage);
+            depth.is_some_and(|depth| loan.rule.reach() == Reach::Recursive || depth <= 1)
+        };
+        scope.lent.iter().find(holds).map_or(Ok(()), |loan| Err(found.lent(loan)))
     }
 
-    /// Refuses Insomnia's own places: by their path, and by what the directories on the way really are, so that
-    /// neither another spelling on a case-insensitive file system nor a bind mount leads around it.
-    fn judge_hidden(&self, found: &Found, place: &Path, verb: &str) -> Result<()> {
-        let by_path = self.is_hidden(place, verb == "read");
-        let by_identity = || -> Result<bool> {
-            let hidden = identities(&self.hidden);
-            let shown = if verb == "read" { identities(&self.shown) } else { Vec::new() };
-            let chain = found.lineage()?;
-            let nearest = chain.iter().find(|id| hidden.contains(id) || shown.contains(id));
-            Ok(nearest.is_some_and(|id| !shown.contains(id)))
-        };
-        if by_path || by_identity()? {
-            return Err(Error::told(format!(
-                "cannot {verb} {}: it belongs to Insomnia itself, which file tools keep away from",
-                found.named()
-            )));
+    fn judge_hidden(&self, found: &Found, lineage: &[Option<Identity>], verb: &str) -> Result<()> {
+        if self.is_hidden(&found.place(), lineage, verb == "read") {
+            return Err(found.refused(verb, "it belongs to Insomnia itself, which file tools keep away from"));
         }
         Ok(())
     }
 
-    /// Whether a real path lies in a hidden place, the shown ones excepted if `reading`.
-    pub(crate) fn is_hidden(&self, place: &Path, reading: bool) -> bool {
-        let deepest = |places: &[PathBuf]| {
-            places.iter().filter(|hidden| place.starts_with(hidden)).map(|p| p.components().count()).max()
-        };
-        let shown = if reading { deepest(&self.shown) } else { None };
-        deepest(&self.hidden).is_some_and(|hidden| shown.is_none_or(|shown| shown < hidden))
-    }
-
-    /// What is hidden, as what it really is, for comparison with opened files.
-    pub(crate) fn hidden_identities(&self) -> Vec<Identity> {
-        identities(&self.hidden)
-    }
-
-    fn judge_protected(&self, found: &Found, place: &Path) -> Result<()> {
-        if !self.protect_git || !is_obeyed_by_others(place) {
-            return Ok(());
-        }
-        Err(Error::told(format!(
-            "cannot write {}: git hooks, git configuration and .insomnia are protected, because programs outside obey them; ask the person to change it",
-            found.named()
-        )))
+    /// Whether the nearest of Insomnia's own places around a real path is a hidden one; shown ones count if
+    /// `reading`. `lineage` is what the path and the directories above really are, as far as that matters.
+    pub(crate) fn is_hidden(&self, place: &Path, lineage: &[Option<Identity>], reading: bool) -> bool {
+        let nearest = |own: &[PathBuf]| own.iter().filter_map(|own| depth_below(own, place, lineage)).min();
+        let shown = if reading { nearest(&self.shown) } else { None };
+        nearest(&self.hidden).is_some_and(|hidden| shown.is_none_or(|shown| hidden < shown))
     }
 
     /// Remembers the state in which the pod knows the file.
     pub(crate) fn remember(&mut self, place: PathBuf, stamp: Stamp) {
+        if self.seen.len() >= MAX_SEEN {
+            self.seen.clear();
+        }
         self.seen.insert(place, stamp);
     }
 
     /// Whether the pod knows the file in another state than this.
     pub(crate) fn has_changed(&self, place: &Path, now: &Stamp) -> bool {
-        self.seen.stamps.get(place).is_some_and(|(known, _)| known != now)
+        self.seen.get(place).is_some_and(|known| known != now)
     }
 }
 
-/// Where a path leads, as far as it exists, held by a descriptor.
+/// Where a path leads, as far as it exists, held by descriptors.
 #[derive(Debug)]
 pub(crate) struct Found {
     /// The path as asked, escaped.
-    pub(crate) asked: String,
+    asked: String,
     /// The deepest directory that exists on the way, as a place.
     pub(crate) at: OwnedFd,
     /// The kernel's path of it.
     pub(crate) real: PathBuf,
     /// The names below it: none for a directory that exists, one for a file, more if directories are missing.
     pub(crate) below: Vec<OsString>,
-    /// Whether the one name below exists; it is neither a directory nor a link.
-    pub(crate) exists: bool,
+    /// What has the one name below, neither a directory nor a link, as a place; `None` if nothing has.
+    entry: Option<(File, Metadata)>,
     /// Whether the path is written like one of a directory: it ends in `/`, `.` or `..`.
-    pub(crate) ends_as_directory: bool,
+    ends_as_directory: bool,
 }
 
 impl Found {
     /// The real path of the whole.
     pub(crate) fn place(&self) -> PathBuf {
-        let mut place = self.real.clone();
-        place.extend(&self.below);
-        place
-    }
-
-    /// How many names do not exist.
-    fn missing(&self) -> usize {
-        self.below.len() - usize::from(self.exists)
-    }
-
-    /// Whether it is a directory that exists.
-    pub(crate) fn is_directory(&self) -> bool {
-        self.below.is_empty()
+        self.below.iter().fold(self.real.clone(), |place, name| place.join(name))
     }
 
     /// How an error calls it: as asked, and where that really is.
@@ -297,37 +237,95 @@ impl Found {
         format!("\"{}\" (really \"{place}\")", self.asked)
     }
 
-    /// What is there, opened as a place only. `None` if nothing is.
-    pub(crate) fn entry(&self) -> Result<Option<(File, Metadata)>> {
-        let (Some(name), true) = (self.below.first(), self.exists) else { return Ok(None) };
-        let cannot = |error| Error::io(format!("open {}", self.named()), error);
-        let entry = match file::open_entry_at(&self.at, Path::new(name)) {
-            Ok(entry) => entry,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(cannot(error)),
-        };
-        let metadata = entry.metadata().map_err(cannot)?;
-        Ok(Some((entry, metadata)))
+    /// Whether it is a directory that exists.
+    pub(crate) fn is_directory(&self) -> bool {
+        self.below.is_empty()
     }
 
-    /// The directories from `at` up to the root, nearest first, with what is there itself before them.
-    fn lineage(&self) -> Result<Vec<Identity>> {
-        let cannot = |error| Error::io(format!("look at the directories above {}", self.named()), error);
-        let mut chain: Vec<Identity> = Vec::new();
-        chain.extend(self.entry()?.map(|(_, metadata)| identity(&metadata)));
-        let mut at: File = self.at.try_clone().map_err(cannot)?.into();
-        let mut this = identity(&at.metadata().map_err(cannot)?);
-        // Bounded: a path of the kernel has at most half as many names as bytes.
-        for _ in 0..MAX_PATH_BYTES {
-            chain.push(this);
-            at = file::open_parent(&at).map_err(cannot)?.into();
-            let above = identity(&at.metadata().map_err(cannot)?);
-            if above == this {
-                break;
+    /// What is at the place of a file, as a place only, `None` if nothing is.
+    ///
+    /// # Errors
+    /// "not a regular file" for everything else, before anything is opened that could block or wake a device.
+    pub(crate) fn file(&self) -> Result<Option<&(File, Metadata)>> {
+        let what = match &self.entry {
+            _ if self.is_directory() || self.ends_as_directory => "directory; ListFiles shows what is in it",
+            Some((_, metadata)) if !metadata.is_file() => "pipe, socket or device",
+            entry => return Ok(entry.as_ref()),
+        };
+        Err(Error::told(format!("{} is not a regular file but a {what}", self.named())))
+    }
+
+    /// Opens the file at the place for reading: the one that was judged, whatever has its name now.
+    ///
+    /// # Errors
+    /// As `file`; also when nothing is there, or only a view of the kernel.
+    pub(crate) fn open(&self) -> Result<(File, &Metadata)> {
+        let Some((entry, metadata)) = self.file()? else {
+            return Err(Error::told(format!(
+                "there is no file {}; ListFiles shows what is there",
+                self.named()
+            )));
+        };
+        self.refuse_kernel_views("read")?;
+        let open = file::reopen(entry).map_err(|error| Error::io(format!("open {}", self.named()), error))?;
+        Ok((open, metadata))
+    }
+
+    /// # Errors
+    /// When it lies in a file system that stores nothing.
+    pub(crate) fn refuse_kernel_views(&self, verb: &str) -> Result<()> {
+        let this = self.entry.as_ref().map_or(self.at.as_fd(), |(entry, _)| entry.as_fd());
+        match file::kernel_file_system(this) {
+            Ok(None) => Ok(()),
+            Ok(Some(system)) => {
+                Err(self.refused(verb, &format!("it is not stored but a view of the kernel ({system})")))
             }
-            this = above;
+            Err(error) => Err(Error::io(format!("{verb} {}", self.named()), error)),
         }
-        Ok(chain)
+    }
+
+    /// The error that says why something cannot be done here.
+    fn refused(&self, verb: &str, why: &str) -> Error {
+        Error::told(format!("cannot {verb} {}: {why}", self.named()))
+    }
+
+    fn outside<'a>(&self, verb: &str, rules: impl Iterator<Item = &'a Rule>) -> Error {
+        let rules: Vec<String> = rules.map(Rule::to_string).collect();
+        let yours = if rules.is_empty() {
+            "you have no such scope at all".to_owned()
+        } else {
+            format!("yours is {}", cut_end(&rules.join(", "), 2000))
+        };
+        self.refused(verb, &format!("it is outside your {verb} scope; {yours}"))
+    }
+
+    fn lent(&self, loan: &Loan) -> Error {
+        Error::told(format!(
+            "path {} is lent to pod \"{}\" (rule {}); wait for it to end or send it the change",
+            self.named(),
+            loan.holder,
+            loan.rule
+        ))
+    }
+
+    /// How many names do not exist.
+    fn missing(&self) -> usize {
+        self.below.len() - usize::from(self.entry.is_some())
+    }
+
+    /// What the place and the directories above it really are, up to the root; `None` for what does not exist.
+    fn lineage(&self) -> Result<Vec<Option<Identity>>> {
+        let cannot = |error| Error::io(format!("look at the directories above {}", self.named()), error);
+        let mut lineage = match &self.entry {
+            Some((_, metadata)) => vec![Some(identity(metadata))],
+            None => vec![None; self.below.len()],
+        };
+        let mut at: File = self.at.try_clone().map_err(cannot)?.into();
+        for _ in self.real.components() {
+            lineage.push(Some(identity(&at.metadata().map_err(cannot)?)));
+            at = file::open_parent(&at).map_err(cannot)?.into();
+        }
+        Ok(lineage)
     }
 }
 
@@ -336,44 +334,26 @@ pub(crate) fn identity(metadata: &Metadata) -> Identity {
     (metadata.dev(), metadata.ino())
 }
 
-fn identities(places: &[PathBuf]) -> Vec<Identity> {
-    places.iter().filter_map(|place| Some(identity(&std::fs::symlink_metadata(place).ok()?))).collect()
-}
-
-/// The file behind an opened directory entry, opened for reading if it is a regular one.
+/// How many names below `directory` a real path lies; `None` if it does not.
 ///
-/// # Errors
-/// "not a regular file" for everything else, before anything is opened that could block or wake a device.
-pub(crate) fn open_regular(at: impl AsFd, name: &OsStr, named: &str) -> Result<(File, Metadata)> {
-    let cannot = |error| Error::io(format!("open {named}"), error);
-    let kind =
-        file::open_entry_at(&at, Path::new(name)).and_then(|entry| entry.metadata()).map_err(cannot)?;
-    require_regular(&kind, named)?;
-    let open = file::open_at(&at, Path::new(name)).map_err(cannot)?;
-    let metadata = open.metadata().map_err(cannot)?;
-    require_regular(&metadata, named)?;
-    if let Some(system) = file::kernel_file_system(&open).map_err(cannot)? {
-        return Err(Error::told(format!(
-            "cannot open {named}: it is not a stored file but a view of the kernel ({system})"
-        )));
+/// Judged by its names, and by what the directories on the way really are, so that neither another spelling on a
+/// case-insensitive file system nor a bind mount leads around it.
+fn depth_below(directory: &Path, place: &Path, lineage: &[Option<Identity>]) -> Option<usize> {
+    if let Ok(rest) = place.strip_prefix(directory) {
+        return Some(rest.components().count());
     }
-    Ok((open, metadata))
-}
-
-/// # Errors
-/// A sentence that says what it is instead.
-pub(crate) fn require_regular(metadata: &Metadata, named: &str) -> Result<()> {
-    use std::os::unix::fs::FileTypeExt;
-    let kind = metadata.file_type();
-    let what = match () {
-        () if kind.is_file() => return Ok(()),
-        () if kind.is_dir() => "a directory",
-        () if kind.is_symlink() => "a link that was put there just now; try again",
-        () if kind.is_fifo() => "a named pipe",
-        () if kind.is_socket() => "a socket",
-        () => "a device",
-    };
-    Err(Error::told(format!("{named} is not a regular file but {what}")))
+    if lineage.is_empty() {
+        return None;
+    }
+    match std::fs::symlink_metadata(directory) {
+        Ok(metadata) => lineage.iter().position(|one| *one == Some(identity(&metadata))),
+        // It is gone, so nothing is it; what would become it again under another spelling counts too.
+        Err(_) => {
+            let (place, directory) =
+                (judged_text(place).to_lowercase(), judged_text(directory).to_lowercase());
+            Path::new(&place).strip_prefix(directory).ok().map(|rest| rest.components().count())
+        }
+    }
 }
 
 /// A real path as text for the scope algebra.
@@ -381,99 +361,26 @@ pub(crate) fn require_regular(metadata: &Metadata, named: &str) -> Result<()> {
 /// Bytes that are not UTF-8 become NUL, which no rule and no path contains: so such a name is compared with
 /// what lies around it and never taken for a name in a rule.
 pub(crate) fn judged_text(place: &Path) -> String {
-    let mut text = String::new();
-    for chunk in place.as_os_str().as_bytes().utf8_chunks() {
-        text.push_str(chunk.valid());
-        text.extend(chunk.invalid().iter().map(|_| '\0'));
-    }
-    text
+    let chunks = place.as_os_str().as_bytes().utf8_chunks();
+    chunks.fold(String::new(), |text, chunk| text + chunk.valid() + &"\0".repeat(chunk.invalid().len()))
 }
 
 /// Whether programs outside obey what is written at this place: git its hooks and configuration, Insomnia its
 /// project manifest. In any case of letters, because some file systems do not tell them apart.
 fn is_obeyed_by_others(place: &Path) -> bool {
     let mut in_git = false;
-    for name in place.components().map(|component| component.as_os_str()) {
+    place.iter().any(|name| {
         let is = |word: &str| name.eq_ignore_ascii_case(word);
-        if is(".insomnia")
-            || in_git && (is("hooks") || is("config") || is("config.worktree") || is("commondir"))
-        {
-            return true;
-        }
-        in_git = in_git || is(".git");
-    }
-    false
+        let is_setting = ["hooks", "config", "config.worktree", "commondir"].into_iter().any(is);
+        let is_obeyed = is(".insomnia") || in_git && is_setting;
+        in_git |= is(".git");
+        is_obeyed
+    })
 }
 
-/// The loan whose directory really is one of those above the place, whatever name led there.
-fn lent_by_identity(scope: &EffectiveScope, found: &Found) -> Result<Option<Loan>> {
-    if scope.lent.is_empty() {
-        return Ok(None);
-    }
-    let chain = found.lineage()?;
-    let at_depth = usize::from(found.exists); // where `at` itself stands in the chain
-    let covers = |loan: &&Loan| {
-        let Ok(metadata) = std::fs::symlink_metadata(loan.rule.path()) else {
-            // It is gone, so nothing is it; what would become it again under another spelling is refused too.
-            return is_within(&judged_text(&found.place()).to_lowercase(), &loan.rule.path().to_lowercase());
-        };
-        let depth = chain.iter().position(|id| *id == identity(&metadata));
-        match loan.rule.reach() {
-            Reach::Recursive => depth.is_some(),
-            Reach::Flat => depth.is_some_and(|depth| depth <= at_depth) && found.below.len() <= 1,
-        }
-    };
-    Ok(scope.lent.iter().find(covers).cloned())
-}
-
-fn lent(found: &Found, loan: &Loan) -> Error {
-    Error::told(format!(
-        "path {} is lent to pod \"{}\" (rule {}); wait for it to end or send it the change",
-        found.named(),
-        loan.holder,
-        loan.rule
-    ))
-}
-
-fn outside(scope: &EffectiveScope, found: &Found) -> Error {
-    let rules = rules_in_words(&scope.allow, Rule::writes);
-    Error::told(format!("cannot write {}: it is outside your write scope; {rules}", found.named()))
-}
-
-fn rules_in_words(rules: &[Rule], counts: impl Fn(&Rule) -> bool) -> String {
-    const SHOWN_MAX: usize = 20;
-    let all: Vec<String> = rules.iter().filter(|rule| counts(rule)).map(Rule::to_string).collect();
-    match all.len() {
-        0 => "you have no such scope at all".to_owned(),
-        count if count > SHOWN_MAX => {
-            let first: Vec<String> = all.into_iter().take(SHOWN_MAX).collect();
-            format!("yours is {} and {} more", first.join(", "), count - SHOWN_MAX)
-        }
-        _ => format!("yours is {}", all.join(", ")),
-    }
-}
-
-fn components(path: &[u8]) -> VecDeque<OsString> {
-    path.split(|&byte| byte == b'/').map(|name| OsString::from_vec(name.to_vec())).collect()
-}
-
-/// The states in which the pod knows files, by real path; bounded.
-#[derive(Debug, Default)]
-struct Seen {
-    stamps: HashMap<PathBuf, (Stamp, u64)>,
-    clock: u64,
-}
-
-impl Seen {
-    fn insert(&mut self, place: PathBuf, stamp: Stamp) {
-        self.clock += 1;
-        self.stamps.insert(place, (stamp, self.clock));
-        if self.stamps.len() > MAX_SEEN {
-            let mut times: Vec<u64> = self.stamps.values().map(|(_, time)| *time).collect();
-            let (_, &mut middle, _) = times.select_nth_unstable(MAX_SEEN / 2);
-            self.stamps.retain(|_, (_, time)| *time > middle);
-        }
-    }
+/// The names of a path, the last one first.
+fn components_backwards(path: &[u8]) -> Vec<OsString> {
+    path.rsplit(|&byte| byte == b'/').map(|name| OsString::from_vec(name.to_vec())).collect()
 }
 
 #[cfg(test)]
@@ -496,7 +403,7 @@ mod tests {
         let desk = desk(&root);
         let check = |path: &str, expected: &str, exists: bool| {
             let found = desk.find(path).unwrap();
-            let there = found.exists || found.is_directory();
+            let there = found.missing() == 0;
             assert_eq!((found.place(), there), (root.join(expected), exists), "{path}");
         };
         check("a/f", "a/f", true);
@@ -521,11 +428,14 @@ mod tests {
         let mut desk = desk(Path::new("/"));
         desk.hidden = vec!["/state".into(), "/state/main/results/deep".into()];
         desk.shown = vec!["/state/main/results".into()];
-        assert!(desk.is_hidden(Path::new("/state"), true) && desk.is_hidden(Path::new("/state/x/y"), true));
-        assert!(!desk.is_hidden(Path::new("/state-2/x"), true));
-        assert!(!desk.is_hidden(Path::new("/state/main/results/1"), true));
-        assert!(desk.is_hidden(Path::new("/state/main/results/1"), false));
-        assert!(desk.is_hidden(Path::new("/state/main/results/deep/1"), true));
+        assert!(
+            desk.is_hidden(Path::new("/state"), &[], true)
+                && desk.is_hidden(Path::new("/state/x/y"), &[], true)
+        );
+        assert!(!desk.is_hidden(Path::new("/state-2/x"), &[], true));
+        assert!(!desk.is_hidden(Path::new("/state/main/results/1"), &[], true));
+        assert!(desk.is_hidden(Path::new("/state/main/results/1"), &[], false));
+        assert!(desk.is_hidden(Path::new("/state/main/results/deep/1"), &[], true));
     }
 
     #[test]
@@ -542,7 +452,7 @@ mod tests {
 
     #[test]
     fn names_that_are_not_utf8_are_never_taken_for_others() {
-        let text = judged_text(Path::new(OsStr::from_bytes(b"/w/a\xffz")));
+        let text = judged_text(Path::new(std::ffi::OsStr::from_bytes(b"/w/a\xffz")));
         assert_eq!(text, "/w/a\0z");
     }
 
@@ -554,8 +464,8 @@ mod tests {
         for number in 0..=MAX_SEEN {
             desk.remember(PathBuf::from(number.to_string()), stamp);
         }
-        assert!(desk.seen.stamps.len() <= MAX_SEEN / 2 + 1);
-        assert!(desk.seen.stamps.contains_key(Path::new(&MAX_SEEN.to_string())));
-        assert!(!desk.seen.stamps.contains_key(Path::new("0")));
+        assert!(desk.seen.len() <= MAX_SEEN / 2 + 1);
+        assert!(desk.seen.contains_key(Path::new(&MAX_SEEN.to_string())));
+        assert!(!desk.seen.contains_key(Path::new("0")));
     }
 }

@@ -3,24 +3,22 @@
 //! `grep` is given the opened files by their descriptors, never names that could lead elsewhere by then.
 //! Runs on the turn thread.
 
-use std::ffi::OsStr;
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::sys::file::{self, EntryKind};
-use crate::sys::process::{ErrorOutput, Output, Program, Running, own_pid};
+use crate::sys::process::{ErrorOutput, Program, own_pid};
 use crate::sys::wait::Cancel;
 use crate::tools::glob::Glob;
 use crate::tools::input;
 use crate::tools::page::SNIFF_BYTES;
-use crate::tools::place::{FileDesk, Identity, identity};
-use crate::tools::walk::{SEARCH_BYTES_MAX, Skipped, Step, Walk};
+use crate::tools::place::FileDesk;
+use crate::tools::walk::{Step, Walk};
 use crate::wire::provider::ToolSpec;
 use crate::words::error::{Error, Result};
 use crate::words::scope::EffectiveScope;
@@ -28,6 +26,8 @@ use crate::words::text::{cut_end, harmless_line};
 
 /// Paths in one answer of `ListFiles`.
 const PATHS_MAX: usize = 1000;
+/// Larger files are not searched.
+const SEARCH_BYTES_MAX: u64 = 16 << 20;
 /// Files given to one `grep`, all open at once: a fraction of the usual limit of 1,024 descriptors.
 const BATCH: usize = 128;
 /// Matching lines shown of one file, and in all.
@@ -41,8 +41,10 @@ const PATTERN_BYTES_MAX: usize = 4096;
 const SEARCH_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Starts `grep` with at most 512 MiB of memory (setrlimit(2), in KiB): a short expression such as `a{1,30000}` asks
-/// for several GiB. A shell without this limit goes on without it.
-const BOUNDED_GREP: &str = "ulimit -v 524288 2>/dev/null; exec grep \"$@\"";
+/// for several GiB. A shell without this limit goes on without it. Of each line the name, the number and a little
+/// more than is shown come through; the last one is the exit code of `grep`.
+const BOUNDED_GREP: &str = "ulimit -v 524288 2>/dev/null; { grep \"$@\"; echo $?; } | cut -b 1-400";
+const OUTPUT_BYTES_MAX: usize = BATCH * (HITS_PER_FILE + 2) * 401;
 
 /// What the model is told about the tools of this file.
 #[must_use]
@@ -103,29 +105,23 @@ impl FileDesk {
     /// When the input is wrong, or the place is not there or may not be read.
     pub fn list_files(&self, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
         let input: ListInput = input::parse("ListFiles", &list_schema(), input)?;
-        let (path, glob) = start_and_glob(input.path, input.pattern)?;
-        let found = self.find(&path)?;
-        let mut walk = Walk::start(self, scope, &found, glob, cancel)?;
+        let mut walk = self.walk_from(scope, input.path, input.pattern, cancel)?;
         let mut paths: Vec<String> = Vec::new();
-        let mut is_cut = false;
+        let mut more = String::new();
         while let Some(step) = walk.next()? {
             if paths.len() == PATHS_MAX {
-                is_cut = true;
+                more = format!(
+                    "[only the first {PATHS_MAX} paths are listed; narrow \"path\" or \"pattern\"]\n"
+                );
                 break;
             }
             paths.push(step.shown);
         }
         paths.sort();
-        let mut text = paths.join("\n");
         if paths.is_empty() {
-            text.push_str("[no files]");
+            paths.push("[no files]".to_owned());
         }
-        text.push('\n');
-        if is_cut {
-            text.push_str(&format!(
-                "[only the first {PATHS_MAX} paths are listed; narrow \"path\" or \"pattern\"]\n"
-            ));
-        }
+        let mut text = paths.join("\n") + "\n" + &more;
         walk.skipped.say(&mut text);
         Ok(text)
     }
@@ -137,97 +133,75 @@ impl FileDesk {
     /// understand the expression; then in its own words.
     pub fn search_files(&self, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
         let input: SearchInput = input::parse("SearchFiles", &search_schema(), input)?;
-        if input.pattern.is_empty() || input.pattern.contains(['\n', '\0']) {
-            return Err(Error::told(
-                "SearchFiles: \"pattern\" must not be empty nor contain a line break or NUL; lines are searched one by one",
-            ));
-        }
-        if input.pattern.len() > PATTERN_BYTES_MAX {
+        let pattern = input.pattern;
+        if pattern.is_empty() || pattern.contains(['\n', '\0']) || pattern.len() > PATTERN_BYTES_MAX {
             return Err(Error::told(format!(
-                "SearchFiles: \"pattern\" is longer than {PATTERN_BYTES_MAX} bytes"
+                "SearchFiles: \"pattern\" must have 1 to {PATTERN_BYTES_MAX} bytes and no line break or NUL; lines are searched one by one"
             )));
         }
-        let (path, glob) = start_and_glob(input.path, input.glob)?;
-        let found = self.find(&path)?;
-        let mut walk = Walk::start(self, scope, &found, glob, cancel)?;
-        let hidden = self.hidden_identities();
-        let mut search = Search::new(&input.pattern, input.plain.unwrap_or(false), cancel);
-        let mut batch: Vec<(String, File)> = Vec::new();
-        while let Some(step) = walk.next()? {
-            match candidate(&step, &hidden, &mut walk.skipped) {
-                Some(open) => batch.push((step.shown, open)),
-                None => continue,
-            }
-            if batch.len() == BATCH {
-                search.run(&batch)?;
-                batch.clear();
-                if search.is_full() {
-                    break;
+        let mut walk = self.walk_from(scope, input.path, input.glob, cancel)?;
+        let kind = if input.plain.unwrap_or(false) { "-F" } else { "-E" };
+        let deadline = Instant::now() + SEARCH_TIME_MAX;
+        let mut search =
+            Search { pattern, kind, cancel, deadline, text: String::new(), hits: 0, warning: String::new() };
+        let mut is_over = false;
+        while !is_over && search.hits < HITS_MAX {
+            let mut batch: Vec<(String, File)> = Vec::new();
+            while batch.len() < BATCH && !is_over {
+                match walk.next()? {
+                    Some(step) => batch.extend(candidate(&mut walk, &step).map(|open| (step.shown, open))),
+                    None => is_over = true,
                 }
             }
-        }
-        if !search.is_full() && (!batch.is_empty() || !search.has_run) {
-            search.run(&batch)?;
+            search.run(&batch)?; // without any file it still judges the expression
         }
         let mut text = search.finish();
         walk.skipped.say(&mut text);
         Ok(text)
     }
-}
 
-/// The start of the walk and the pattern below it. An absolute pattern names its own start: its names before the
-/// first with a star, question mark or bracket.
-fn start_and_glob(path: Option<String>, pattern: Option<String>) -> Result<(String, Option<Glob>)> {
-    let Some(pattern) = pattern else { return Ok((path.unwrap_or_else(|| ".".to_owned()), None)) };
-    let Some(absolute) = pattern.strip_prefix('/') else {
-        let glob = Glob::new(&pattern)?;
-        return Ok((path.unwrap_or_else(|| ".".to_owned()), Some(glob)));
-    };
-    if path.is_some() {
-        return Err(Error::told("a pattern that begins with / names its own directory; leave \"path\" out"));
+    /// A walk from `path`, the pod's directory by default. A pattern that begins with `/` names its own start: its
+    /// names before the first with a star, question mark or bracket.
+    fn walk_from<'a>(
+        &'a self,
+        scope: &'a EffectiveScope,
+        path: Option<String>,
+        pattern: Option<String>,
+        cancel: &'a Cancel,
+    ) -> Result<Walk<'a>> {
+        let path = path.unwrap_or_else(|| ".".to_owned());
+        let (path, pattern) = match pattern {
+            Some(pattern) if pattern.starts_with('/') => {
+                let wild = pattern.find(['*', '?', '[']).unwrap_or(pattern.len());
+                let end = pattern.get(..wild).and_then(|plain| plain.rfind('/')).unwrap_or(0);
+                let (start, rest) = pattern.split_at(end);
+                (format!("{start}/"), Some(format!(".{rest}"))) // matched as a whole path, also when it is one name
+            }
+            pattern => (path, pattern),
+        };
+        let glob = pattern.map(|pattern| Glob::new(&pattern)).transpose()?;
+        Walk::start(self, scope, &self.find(&path)?, glob, cancel)
     }
-    let names: Vec<&str> = absolute.split('/').collect();
-    let plain = names.iter().take_while(|name| !name.contains(['*', '?', '['])).count();
-    let plain = plain.min(names.len().saturating_sub(1));
-    let (start, rest) = names.split_at_checked(plain).unwrap_or_default();
-    // The rest is matched as a whole path, also when it is one name only.
-    let glob = Glob::new(&format!("./{}", rest.join("/")))?;
-    Ok((format!("/{}", start.join("/")), Some(glob)))
 }
 
 /// The opened file of a step, if it is worth searching.
-fn candidate(step: &Step, hidden: &[Identity], skipped: &mut Skipped) -> Option<File> {
-    if step.kind != EntryKind::File {
-        return None;
-    }
-    // The kind is what the directory said; what is opened now is looked at again, first without opening it.
-    let name = Path::new(&step.name);
-    let opened = file::open_entry_at(step.directory.as_ref(), name).and_then(|entry| {
-        if !entry.metadata()?.is_file() {
-            return Ok(None);
-        }
-        file::open_at(step.directory.as_ref(), name).map(Some)
-    });
-    let open = match opened {
+fn candidate(walk: &mut Walk<'_>, step: &Step) -> Option<File> {
+    let open = match walk.open(step) {
         Ok(open) => open?,
         Err(error) => {
             log::debug!("cannot open a file to search it: {error}"); // counted, and said at the end
-            skipped.unreadable += 1;
+            walk.skipped.count("could not be opened");
             return None;
         }
     };
-    let metadata = open.metadata().ok()?;
-    if !metadata.is_file() || metadata.len() == 0 || hidden.contains(&identity(&metadata)) {
-        return None;
-    }
-    if metadata.len() > SEARCH_BYTES_MAX {
-        skipped.too_large += 1;
+    if open.metadata().ok()?.len() > SEARCH_BYTES_MAX {
+        walk.skipped.count("files over 16 MiB were not searched");
         return None;
     }
     let mut head = vec![0; SNIFF_BYTES];
     let count = open.read_at(&mut head, 0).ok()?;
-    if head.get(..count).is_some_and(|head| head.contains(&0)) {
-        skipped.binary += 1;
+    if head.iter().take(count).any(|&byte| byte == 0) {
+        walk.skipped.count("binary files were not searched");
         return None;
     }
     Some(open)
@@ -235,123 +209,75 @@ fn candidate(step: &Step, hidden: &[Identity], skipped: &mut Skipped) -> Option<
 
 /// The answers of one or more runs of `grep`.
 struct Search<'a> {
-    pattern: &'a str,
-    plain: bool,
+    pattern: String,
+    kind: &'static str,
     cancel: &'a Cancel,
     deadline: Instant,
     text: String,
     hits: usize,
-    has_run: bool,
-    warnings: String,
+    warning: String,
 }
 
-impl<'a> Search<'a> {
-    fn new(pattern: &'a str, plain: bool, cancel: &'a Cancel) -> Search<'a> {
-        Search {
-            pattern,
-            plain,
-            cancel,
-            deadline: Instant::now() + SEARCH_TIME_MAX,
-            text: String::new(),
-            hits: 0,
-            has_run: false,
-            warnings: String::new(),
-        }
-    }
-
-    fn is_full(&self) -> bool {
-        self.hits >= HITS_MAX
-    }
-
-    /// Searches these files. Without any it still lets `grep` judge the expression.
+impl Search<'_> {
     fn run(&mut self, batch: &[(String, File)]) -> Result<()> {
-        self.has_run = true;
-        let pid = own_pid();
-        let names: Vec<String> =
-            batch.iter().map(|(_, open)| format!("/proc/{pid}/fd/{}", open.as_raw_fd())).collect();
-        let most = (HITS_PER_FILE + 1).to_string();
-        let kind = if self.plain { "-F" } else { "-E" };
-        // Files were looked at already, so all are text (-a): one byte that is not UTF-8 must not hide a file.
-        let options = ["-a", "-H", "-n", kind, "-m", &most, "-e", self.pattern, "--"];
-        let mut args: Vec<&OsStr> = ["-c", BOUNDED_GREP, "sh"].map(OsStr::new).to_vec();
-        args.extend(options.map(OsStr::new));
-        args.extend(names.iter().map(OsStr::new));
-        let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-        let environment = [("PATH".into(), path), ("LC_ALL".into(), "C.UTF-8".into())];
-        let started = Program::new("sh", args).only_env(environment).start(ErrorOutput::Separate);
-        let mut grep = started.map_err(|error| Error::io("start grep", error))?;
-        if !self.collect(&mut grep, batch, &names)? {
-            return Ok(()); // enough was found; dropping it ends it
-        }
-        let ended = grep.wait(self.deadline).map_err(|error| Error::io("wait for grep", error))?;
-        let words = grep.error_text(2000);
-        if ended.code() == Some(127) {
+        let (output, words) = self.grep(batch).map_err(|error| match error.kind() {
+            io::ErrorKind::Interrupted => Error::Cancelled,
+            io::ErrorKind::TimedOut => {
+                Error::told("the search took too long; use a simpler pattern or a narrower \"path\"")
+            }
+            _ => Error::io("run grep", error),
+        })?;
+        let mut lines: Vec<&str> = output.lines().collect();
+        let code = lines.pop().unwrap_or_default();
+        if code == "127" {
             return Err(Error::told(
                 "the program grep is not installed; SearchFiles needs it (ListFiles and ReadFile do not)",
             ));
         }
-        if ended.code().is_none_or(|code| code > 1) && self.hits == 0 {
-            let words = if words.is_empty() { format!("grep ended with {ended}") } else { words };
-            return Err(Error::told(format!("cannot search: {}", harmless_line(&words))));
+        if !matches!(code, "0" | "1") && lines.is_empty() && self.hits == 0 {
+            return Err(Error::told(format!("cannot search: {} (exit code {code})", harmless_line(&words))));
         }
-        if self.warnings.is_empty() {
-            self.warnings = harmless_line(&words);
+        if self.warning.is_empty() {
+            self.warning = harmless_line(&words);
+        }
+        let prefix = batch_prefix();
+        let (mut last, mut in_file) = ("", 0); // the file of the hit before, and its hits
+        for line in lines {
+            let mut parts = line.strip_prefix(&prefix).unwrap_or_default().splitn(3, ':');
+            let (Some(fd), Some(number), Some(text)) = (parts.next(), parts.next(), parts.next()) else {
+                continue;
+            };
+            let of_file = |(_, open): &&(String, File)| fd.parse() == Ok(open.as_raw_fd());
+            let Some((shown, _)) = batch.iter().find(of_file) else { continue };
+            in_file = if fd == last { in_file + 1 } else { 1 };
+            last = fd;
+            if in_file > HITS_PER_FILE {
+                self.text.push_str(&format!("[{shown} has more matching lines]\n"));
+            } else if self.hits == HITS_MAX {
+                break;
+            } else {
+                self.hits += 1;
+                self.text.push_str(&format!("{shown}:{number}: {}\n", cut_end(text, HIT_BYTES_MAX)));
+            }
         }
         Ok(())
     }
 
-    /// Takes in the lines of `grep`; `false` when there are enough.
-    fn collect(&mut self, grep: &mut Running, batch: &[(String, File)], names: &[String]) -> Result<bool> {
-        let mut line: Vec<u8> = Vec::new();
-        let mut buffer = vec![0; 64 << 10];
-        let mut last = usize::MAX; // the file of the hit before
-        let mut in_file = 0;
-        loop {
-            let read = grep.read(&mut buffer, Some(self.cancel), self.deadline);
-            let count = match read.map_err(|error| Error::io("read from grep", error))? {
-                Output::Bytes(count) => count,
-                Output::End => return Ok(true),
-                Output::Cancelled => return Err(Error::Cancelled),
-                Output::TimedOut => {
-                    return Err(Error::told(format!(
-                        "the search took longer than {} s; use a simpler pattern or a narrower \"path\"",
-                        SEARCH_TIME_MAX.as_secs()
-                    )));
-                }
-            };
-            let mut rest = buffer.get(..count).unwrap_or_default();
-            while !rest.is_empty() {
-                let end = rest.iter().position(|&byte| byte == b'\n');
-                let (piece, after) = match end {
-                    Some(end) => (rest.get(..end), rest.get(end + 1..)),
-                    None => (Some(rest), None),
-                };
-                // Enough for the name, the number, and one byte more than is shown.
-                let room = (HIT_BYTES_MAX + 100).saturating_sub(line.len());
-                let piece = piece.unwrap_or_default();
-                line.extend_from_slice(piece.get(..room.min(piece.len())).unwrap_or_default());
-                rest = after.unwrap_or_default();
-                if end.is_none() {
-                    continue;
-                }
-                let hit = Hit::parse(&line);
-                let file = hit.as_ref().and_then(|hit| names.iter().position(|name| *name == hit.name));
-                if let (Some(hit), Some(file)) = (hit, file) {
-                    in_file = if file == last { in_file + 1 } else { 1 };
-                    last = file;
-                    let shown = batch.get(file).map(|(shown, _)| shown.as_str()).unwrap_or_default();
-                    if in_file > HITS_PER_FILE {
-                        self.text.push_str(&format!("[{shown} has more matching lines]\n"));
-                    } else if self.is_full() {
-                        return Ok(false);
-                    } else {
-                        self.hits += 1;
-                        self.text.push_str(&format!("{shown}:{}: {}\n", hit.number, hit.text));
-                    }
-                }
-                line.clear();
-            }
-        }
+    /// Lets `grep` search these files: what it found, and what it said besides.
+    fn grep(&self, batch: &[(String, File)]) -> io::Result<(String, String)> {
+        let most = (HITS_PER_FILE + 1).to_string();
+        // Files were looked at already, so all are text (-a): one byte that is not UTF-8 must not hide a file.
+        let options =
+            ["-c", BOUNDED_GREP, "sh", "-a", "-H", "-n", self.kind, "-m", &most, "-e", &self.pattern, "--"];
+        let names = batch.iter().map(|(_, open)| format!("{}{}", batch_prefix(), open.as_raw_fd()));
+        let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+        let environment = [("PATH".into(), path), ("LC_ALL".into(), "C.UTF-8".into())];
+        let mut grep = Program::new("sh", options.map(str::to_owned).into_iter().chain(names))
+            .only_env(environment)
+            .start(ErrorOutput::Separate)?;
+        let output = grep.read_to_end(OUTPUT_BYTES_MAX, Some(self.cancel), self.deadline)?;
+        grep.wait(self.deadline)?;
+        Ok((String::from_utf8_lossy(&output).into_owned(), grep.error_text(2000)))
     }
 
     fn finish(self) -> String {
@@ -359,34 +285,21 @@ impl<'a> Search<'a> {
         if self.hits == 0 {
             text.push_str("[no matches]\n");
         }
-        if self.hits >= HITS_MAX {
+        if self.hits == HITS_MAX {
             text.push_str(&format!(
                 "[{HITS_MAX} matching lines are shown, the most there can be; narrow \"pattern\", \"path\" or \"glob\"]\n"
             ));
         }
-        if !self.warnings.is_empty() {
-            text.push_str(&format!("[grep says: {}]\n", cut_end(&self.warnings, 500)));
+        if !self.warning.is_empty() {
+            text.push_str(&format!("[grep says: {}]\n", cut_end(&self.warning, 500)));
         }
         text
     }
 }
 
-/// One line of `grep -H -n`, whose names contain no colon.
-struct Hit {
-    name: String,
-    number: u64,
-    text: String,
-}
-
-impl Hit {
-    fn parse(line: &[u8]) -> Option<Hit> {
-        let mut parts = line.splitn(3, |&byte| byte == b':');
-        let name = std::str::from_utf8(parts.next()?).ok()?.to_owned();
-        let number = std::str::from_utf8(parts.next()?).ok()?.parse().ok()?;
-        let text = parts.next()?;
-        let text = text.strip_suffix(b"\r").unwrap_or(text);
-        Some(Hit { name, number, text: cut_end(&String::from_utf8_lossy(text), HIT_BYTES_MAX) })
-    }
+/// What stands before the number of a descriptor in the name by which `grep` opens it.
+fn batch_prefix() -> String {
+    format!("/proc/{}/fd/", own_pid())
 }
 
 #[cfg(test)]
@@ -394,6 +307,7 @@ mod tests {
     use super::*;
     use crate::words::limits::Limits;
     use crate::words::scope::Rule;
+    use std::path::Path;
 
     fn reader() -> EffectiveScope {
         EffectiveScope { allow: vec![Rule::try_from("/:read".to_owned()).unwrap()], lent: vec![] }

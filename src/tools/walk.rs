@@ -4,32 +4,31 @@
 //! start. What git would leave out by a plain name in a `.gitignore` is left out here too; git itself is never
 //! asked. Runs on the turn thread.
 
-use std::collections::HashSet;
-use std::ffi::OsString;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use crate::sys::file::{self, EntryKind};
 use crate::sys::wait::Cancel;
 use crate::tools::glob::Glob;
-use crate::tools::place::{FileDesk, Found, Identity, identity, judged_text, require_regular};
+use crate::tools::place::{FileDesk, Found, Identity, identity, judged_text};
 use crate::words::error::{Error, Result};
 use crate::words::scope::EffectiveScope;
 use crate::words::text::escape_name;
 
 /// Directory entries looked at in one call.
 const ENTRIES_MAX: usize = 200_000;
+const TOO_MANY: &str = "entries were looked at, the most there can be; narrow \"path\"";
 /// Directories below each other: each holds a descriptor open.
 const DEPTH_MAX: usize = 64;
+const TOO_DEEP: &str = "lie more than 64 directories deep and were left out";
 /// A `.gitignore` is read up to here.
 const IGNORE_BYTES_MAX: u64 = 64 << 10;
-/// Larger files are not searched.
-pub(crate) const SEARCH_BYTES_MAX: u64 = 16 << 20;
 
 /// One thing that the walk came to.
 pub(crate) struct Step {
@@ -37,69 +36,53 @@ pub(crate) struct Step {
     pub(crate) shown: String,
     /// What it is, as far as its directory says.
     pub(crate) kind: EntryKind,
-    /// The open directory that holds it.
-    pub(crate) directory: Rc<OwnedFd>,
-    /// Its name in there.
-    pub(crate) name: OsString,
+    name: OsString,
 }
 
 /// What was not looked at, and how much of it.
 #[derive(Default)]
 pub(crate) struct Skipped {
+    counts: BTreeMap<&'static str, usize>,
     directories: usize,
     examples: Vec<String>,
-    pub(crate) unreadable: usize,
-    too_deep: usize,
-    pub(crate) too_large: usize,
-    pub(crate) binary: usize,
-    out_of_entries: bool,
 }
 
 impl Skipped {
-    fn directory(&mut self, shown: &str) {
+    /// Counts one more that was skipped for this reason.
+    pub(crate) fn count(&mut self, why: &'static str) {
+        *self.counts.entry(why).or_default() += 1;
+    }
+
+    fn directory(&mut self, shown: String) {
         self.directories += 1;
         if self.examples.len() < 5 {
-            self.examples.push(shown.to_owned());
+            self.examples.push(shown);
         }
     }
 
-    /// Adds a note for each.
+    /// Adds a note for each reason.
     pub(crate) fn say(&self, text: &mut String) {
-        let mut note = |sentence: String| text.push_str(&format!("[{sentence}]\n"));
         if self.directories > 0 {
             let more = if self.directories > self.examples.len() { ", ..." } else { "" };
-            note(format!("skipped {} directories: {}{more}", self.directories, self.examples.join(", ")));
+            let examples = self.examples.join(", ");
+            text.push_str(&format!("[skipped {} directories: {examples}{more}]\n", self.directories));
         }
-        for (count, what) in [
-            (self.unreadable, "could not be opened".to_owned()),
-            (self.too_deep, format!("lie more than {DEPTH_MAX} directories deep and were left out")),
-            (self.too_large, format!("files over {} MiB were not searched", SEARCH_BYTES_MAX >> 20)),
-            (self.binary, "binary files were not searched".to_owned()),
-        ] {
-            if count > 0 {
-                note(format!("{count} {what}"));
-            }
-        }
-        if self.out_of_entries {
-            note(format!("stopped after {ENTRIES_MAX} entries; narrow \"path\""));
+        for (why, count) in &self.counts {
+            text.push_str(&format!("[{count} {why}]\n"));
         }
     }
 }
+
+/// Directories that a `.gitignore` leaves out: plain names at any depth, and whole paths.
+type Ignored = HashSet<PathBuf>;
 
 /// One directory that is being walked.
 struct Level {
-    directory: Rc<OwnedFd>,
-    device: u64,
+    directory: OwnedFd,
     real: PathBuf,
-    /// Its path below the start.
-    below: PathBuf,
     entries: std::vec::IntoIter<(OsString, EntryKind)>,
     ignored: Rc<Ignored>,
-    ignored_here: HashSet<Vec<u8>>,
 }
-
-/// Names of directories that a `.gitignore` above leaves out at any depth.
-type Ignored = HashSet<Vec<u8>>;
 
 /// A walk over a directory tree, names in order, links not followed.
 pub(crate) struct Walk<'a> {
@@ -107,17 +90,17 @@ pub(crate) struct Walk<'a> {
     scope: &'a EffectiveScope,
     cancel: &'a Cancel,
     glob: Option<Glob>,
-    hidden: Vec<Identity>,
-    /// What stands before a path below the start when it is shown.
-    prefix: PathBuf,
+    /// The real path of the pod's directory.
+    home: PathBuf,
+    /// The real path of the directory that the glob is relative to.
+    start: PathBuf,
     levels: Vec<Level>,
-    single: Option<Step>,
     entries_left: usize,
     pub(crate) skipped: Skipped,
 }
 
 impl<'a> Walk<'a> {
-    /// A walk that starts at a directory, or is over after the one file.
+    /// A walk that starts at a directory, or comes to the one file only.
     ///
     /// # Errors
     /// When nothing is there, it may not be read, or it is neither a directory nor a regular file.
@@ -129,44 +112,25 @@ impl<'a> Walk<'a> {
         cancel: &'a Cancel,
     ) -> Result<Walk<'a>> {
         desk.judge_read(scope, found)?;
+        found.refuse_kernel_views("list")?;
         let cannot = |error| Error::io(format!("list {}", found.named()), error);
         let home = file::open_place(&desk.directory).and_then(file::real_path).map_err(cannot)?;
-        let place = found.place();
-        let mut walk = Walk {
-            desk,
-            scope,
-            cancel,
-            glob,
-            hidden: desk.hidden_identities(),
-            prefix: place.strip_prefix(&home).unwrap_or(&place).to_owned(),
-            levels: Vec::new(),
-            single: None,
-            entries_left: ENTRIES_MAX,
-            skipped: Skipped::default(),
-        };
-        if !found.is_directory() {
-            let Some((_, metadata)) = found.entry()?.filter(|_| !found.ends_as_directory) else {
-                return Err(Error::told(format!(
-                    "there is no file or directory {}; ListFiles shows what is there",
-                    found.named()
-                )));
-            };
-            require_regular(&metadata, &found.named())?;
-            let directory = Rc::new(found.at.try_clone().map_err(cannot)?);
-            let name = found.below.first().cloned().unwrap_or_default();
-            let shown = walk.shown(Path::new(""));
-            walk.single = Some(Step { shown, kind: EntryKind::File, directory, name });
-            return Ok(walk);
+        let start = found.real.clone();
+        let (levels, skipped) = (Vec::new(), Skipped::default());
+        let mut walk =
+            Walk { desk, scope, cancel, glob, home, start, levels, entries_left: ENTRIES_MAX, skipped };
+        let ignored = Rc::new(ignored_above(found, &walk.home).map_err(cannot)?);
+        if found.is_directory() {
+            let directory = file::open_directory_at(&found.at, Path::new(".")).map_err(cannot)?;
+            walk.enter(directory, ignored).map_err(cannot)?;
+        } else if found.file()?.is_some() {
+            let directory = found.at.try_clone().map_err(cannot)?;
+            let entries: Vec<_> = found.below.iter().map(|name| (name.clone(), EntryKind::File)).collect();
+            let (real, entries) = (found.real.clone(), entries.into_iter());
+            walk.levels.push(Level { directory, real, entries, ignored });
+        } else {
+            return Err(Error::told(format!("there is no file or directory {}", found.named())));
         }
-        if let Some(system) = file::kernel_file_system(&found.at).map_err(cannot)? {
-            return Err(Error::told(format!(
-                "cannot list {}: it is not stored but a view of the kernel ({system})",
-                found.named()
-            )));
-        }
-        let ignored = ignored_above(found, &home);
-        let directory = file::open_directory_at(&found.at, Path::new(".")).map_err(cannot)?;
-        walk.enter(directory, PathBuf::new(), &Rc::new(ignored)).map_err(cannot)?;
         Ok(walk)
     }
 
@@ -175,180 +139,137 @@ impl<'a> Walk<'a> {
     /// # Errors
     /// `Cancelled`.
     pub(crate) fn next(&mut self) -> Result<Option<Step>> {
-        if let Some(single) = self.single.take() {
-            return Ok(Some(single));
-        }
-        loop {
+        while let Some(level) = self.levels.last_mut() {
             if self.cancel.is_set() {
                 return Err(Error::Cancelled);
             }
-            let Some(level) = self.levels.last_mut() else { return Ok(None) };
             let Some((name, kind)) = level.entries.next() else {
                 self.levels.pop();
                 continue;
             };
             if self.entries_left == 0 {
-                self.skipped.out_of_entries = true;
+                self.skipped.counts.insert(TOO_MANY, ENTRIES_MAX);
                 return Ok(None);
             }
             self.entries_left -= 1;
-            let below = level.below.join(&name);
             let real = level.real.join(&name);
-            let (directory, device) = (level.directory.clone(), level.device);
-            let is_ignored = name == ".git"
-                || level.ignored.contains(name.as_bytes())
-                || level.ignored_here.contains(name.as_bytes());
-            let ignored = level.ignored.clone();
-            if self.desk.is_hidden(&real, true) || !self.may_read(&real) {
+            let is_ignored =
+                name == ".git" || level.ignored.contains(Path::new(&name)) || level.ignored.contains(&real);
+            if !self.may_show(&real, None) {
                 continue;
             }
-            if kind == EntryKind::Directory {
-                if is_ignored {
-                    let shown = self.shown(&below);
-                    self.skipped.directory(&shown);
-                    continue;
+            if kind != EntryKind::Directory {
+                if self.matches(&real) {
+                    return Ok(Some(Step { shown: self.shown(&real), kind, name }));
                 }
-                if let Some(step) = self.descend(&directory, device, name, below, &ignored) {
-                    return Ok(Some(step));
-                }
-            } else if self.matches(&below) {
-                return Ok(Some(Step { shown: self.shown(&below), kind, directory, name }));
+            } else if is_ignored {
+                self.skipped.directory(self.shown(&real));
+            } else if self.levels.len() >= DEPTH_MAX {
+                self.skipped.count(TOO_DEEP);
+            } else if self.descend(&name) && self.matches(&real) {
+                return Ok(Some(Step { shown: format!("{}/", self.shown(&real)), kind, name }));
             }
         }
+        Ok(None)
     }
 
-    /// Goes into a directory; an empty one is a step of its own.
-    fn descend(
-        &mut self,
-        above: &Rc<OwnedFd>,
-        device: u64,
-        name: OsString,
-        below: PathBuf,
-        ignored: &Rc<Ignored>,
-    ) -> Option<Step> {
-        if self.levels.len() >= DEPTH_MAX {
-            self.skipped.too_deep += 1;
-            return None;
-        }
-        let entered = file::open_directory_at(above.as_ref(), Path::new(&name)).and_then(|directory| {
-            let open = File::from(directory);
-            let metadata = open.metadata()?;
-            let real = file::real_path(&open)?;
-            let is_view = metadata.dev() != device && file::kernel_file_system(&open)?.is_some();
-            if is_view || self.hidden.contains(&identity(&metadata)) || self.desk.is_hidden(&real, true) {
-                return Ok(false);
-            }
-            if !self.may_read(&real) {
-                return Ok(false);
-            }
-            self.enter(open.into(), below.clone(), ignored)?;
-            Ok(true)
-        });
-        match entered {
-            Ok(true) => {
-                let is_empty = self.levels.last().is_some_and(|level| level.entries.len() == 0);
-                let shown = format!("{}/", self.shown(&below));
-                (is_empty && self.matches(&below)).then(|| Step {
-                    shown,
-                    kind: EntryKind::Directory,
-                    directory: above.clone(),
-                    name,
-                })
-            }
-            Ok(false) => None,
-            Err(error) => {
-                log::debug!("cannot list a directory: {error}"); // counted, and said at the end
-                self.skipped.unreadable += 1;
-                None
-            }
-        }
+    /// Opens the file that the walk has just come to; `None` if it is none any more, or may not be read.
+    ///
+    /// # Errors
+    /// As openat(2).
+    pub(crate) fn open(&self, step: &Step) -> io::Result<Option<File>> {
+        let Some(level) = self.levels.last().filter(|_| step.kind == EntryKind::File) else {
+            return Ok(None);
+        };
+        // The kind is what the directory said; what has the name now is looked at before it is opened for real.
+        let entry = file::open_entry_at(&level.directory, Path::new(&step.name))?;
+        let metadata = entry.metadata()?;
+        let is_readable = self.may_show(&level.real.join(&step.name), Some(identity(&metadata)));
+        if metadata.is_file() && is_readable { file::reopen(&entry).map(Some) } else { Ok(None) }
     }
 
-    fn enter(&mut self, directory: OwnedFd, below: PathBuf, ignored: &Rc<Ignored>) -> io::Result<()> {
+    /// Goes into a directory; whether it is one that may be read, and empty.
+    fn descend(&mut self, name: &OsStr) -> bool {
+        let Some(level) = self.levels.last() else { return false };
+        let ignored = level.ignored.clone();
+        let entered = file::open_directory_at(&level.directory, Path::new(name))
+            .and_then(|directory| self.enter(directory, ignored));
+        if let Err(error) = &entered {
+            log::debug!("cannot list a directory: {error}"); // counted, and said at the end
+            self.skipped.count("could not be opened");
+        }
+        entered.is_ok_and(|is_empty| is_empty)
+    }
+
+    /// Adds a level for an opened directory, unless it may not be read; whether there is nothing in it.
+    fn enter(&mut self, directory: OwnedFd, mut ignored: Rc<Ignored>) -> io::Result<bool> {
         let open = File::from(directory.try_clone()?);
-        let device = open.metadata()?.dev();
-        let real = file::real_path(&open)?;
+        let real = file::real_path(&directory)?;
+        let is_view = file::kernel_file_system(&directory)?.is_some();
+        if is_view || !self.may_show(&real, Some(identity(&open.metadata()?))) {
+            return Ok(false);
+        }
         // One more than may be looked at, so that the walk notices the end of its allowance.
         let entries = file::first_entries(directory.try_clone()?, self.entries_left + 1)?;
-        let mut ignored = ignored.clone();
-        let mut ignored_here = HashSet::new();
         if entries.iter().any(|(name, _)| name == ".gitignore") {
-            read_ignored(&directory, Rc::make_mut(&mut ignored), &mut ignored_here);
+            read_ignored(&directory, &real, Rc::make_mut(&mut ignored));
         }
-        let (directory, entries) = (Rc::new(directory), entries.into_iter());
-        self.levels.push(Level { directory, device, real, below, entries, ignored, ignored_here });
-        Ok(())
+        let is_empty = entries.is_empty();
+        self.levels.push(Level { directory, real, entries: entries.into_iter(), ignored });
+        Ok(is_empty)
     }
 
-    fn may_read(&self, real: &Path) -> bool {
-        self.scope.reads_everywhere() || self.scope.may_read(&judged_text(real))
+    /// Whether a real path, which really is this, is neither hidden nor outside the read scope.
+    fn may_show(&self, real: &Path, this: Option<Identity>) -> bool {
+        let lineage: Vec<_> = this.into_iter().map(Some).collect();
+        !self.desk.is_hidden(real, &lineage, true) && self.scope.may_read(&judged_text(real))
     }
 
-    fn matches(&self, below: &Path) -> bool {
+    fn matches(&self, real: &Path) -> bool {
+        let below = real.strip_prefix(&self.start).unwrap_or(real);
         self.glob.as_ref().is_none_or(|glob| glob.matches(below.as_os_str().as_bytes()))
     }
 
-    fn shown(&self, below: &Path) -> String {
-        let path = if below.as_os_str().is_empty() { self.prefix.clone() } else { self.prefix.join(below) };
-        escape_name(path.as_os_str().as_bytes())
+    fn shown(&self, real: &Path) -> String {
+        escape_name(real.strip_prefix(&self.home).unwrap_or(real).as_os_str().as_bytes())
     }
 }
 
-/// Names that the `.gitignore` files between the pod's directory and the start of a walk leave out at any depth.
-fn ignored_above(found: &Found, home: &Path) -> Ignored {
+/// What the `.gitignore` files between the pod's directory and the start of a walk leave out.
+fn ignored_above(found: &Found, home: &Path) -> io::Result<Ignored> {
     let mut ignored = Ignored::new();
-    let Ok(below) = found.real.strip_prefix(home) else { return ignored };
-    let mut at: OwnedFd = match found.at.try_clone() {
-        Ok(at) => at,
-        Err(_) => return ignored, // no descriptor left: the walk will say so
-    };
-    for _ in below.components().take(DEPTH_MAX) {
-        let Ok(above) = file::open_parent(&at) else { break };
-        read_ignored(&above, &mut ignored, &mut HashSet::new());
-        at = above;
+    let mut at = found.at.try_clone()?;
+    for above in found.real.ancestors().skip(1).take_while(|above| above.starts_with(home)) {
+        at = file::open_parent(&at)?;
+        read_ignored(&at, above, &mut ignored);
     }
-    ignored
+    Ok(ignored)
 }
 
-/// Adds the plain names of a `.gitignore`: those that hold at any depth, and those of this directory only.
+/// Adds the plain names of a `.gitignore`, to which git would add all below.
 ///
 /// Patterns are left to git; a name that a later line takes back is not left out.
-fn read_ignored(directory: impl AsFd, everywhere: &mut Ignored, here: &mut HashSet<Vec<u8>>) {
-    let Ok(open) = file::open_at(&directory, Path::new(".gitignore")) else { return };
+fn read_ignored(directory: &OwnedFd, real: &Path, ignored: &mut Ignored) {
+    let Ok(open) = file::open_at(directory, Path::new(".gitignore")) else { return };
     let is_file = open.metadata().is_ok_and(|metadata| metadata.is_file());
     let mut text = Vec::new();
-    let mut start = io::Read::take(open, IGNORE_BYTES_MAX);
-    if !is_file || io::Read::read_to_end(&mut start, &mut text).is_err() {
+    if !is_file || open.take(IGNORE_BYTES_MAX).read_to_end(&mut text).is_err() {
         return;
     }
-    for line in text.split(|&byte| byte == b'\n') {
-        let line = line.trim_ascii_end();
-        let (line, taken_back) = match line.strip_prefix(b"!") {
-            Some(line) => (line, true),
-            None => (line, false),
-        };
-        let name = line.strip_suffix(b"/").unwrap_or(line);
-        let (name, only_here) = match name.strip_prefix(b"/") {
-            Some(name) => (name, true),
-            None => (name, false),
-        };
-        let is_plain = !name.is_empty()
-            && !name.starts_with(b"#")
-            && !name.iter().any(|byte| b"/*?[\\".contains(byte))
-            && name != b"."
-            && name != b"..";
-        match (is_plain, taken_back, only_here) {
-            (false, _, _) => {}
-            (true, true, _) => {
-                everywhere.remove(name);
-                here.remove(name);
-            }
-            (true, false, true) => {
-                here.insert(name.to_owned());
-            }
-            (true, false, false) => {
-                everywhere.insert(name.to_owned());
-            }
+    for line in text.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii_end) {
+        let name = line.strip_prefix(b"!").unwrap_or(line);
+        let name = name.strip_suffix(b"/").unwrap_or(name);
+        let plain = name.strip_prefix(b"/").unwrap_or(name);
+        if plain.is_empty() || plain.starts_with(b"#") || plain.iter().any(|byte| b"/*?[\\".contains(byte)) {
+            continue;
+        }
+        let anywhere = Path::new(OsStr::from_bytes(plain));
+        let here = real.join(anywhere);
+        if line.starts_with(b"!") {
+            ignored.remove(anywhere);
+            ignored.remove(&here);
+        } else {
+            ignored.insert(if name == plain { anywhere.to_owned() } else { here });
         }
     }
 }
