@@ -20,7 +20,7 @@ use crate::sys::wait::Cancel;
 use crate::tools::edit::{EDIT_BYTES_MAX, edit_text};
 use crate::tools::input;
 use crate::tools::page::Page;
-use crate::tools::place::{FileDesk, Found, judged_text};
+use crate::tools::place::{FileDesk, Found, Why, judged_text};
 use crate::wire::provider::ToolSpec;
 use crate::words::error::{Error, Result};
 use crate::words::limits::Limits;
@@ -111,19 +111,14 @@ impl FileDesk {
             return Err(Error::told("ReadFile: \"offset\" and \"limit\" count from 1"));
         }
         let found = self.find(&input.path)?;
-        self.judge_read(scope, &found)?;
-        let (open, metadata) = found.open()?;
-        let (named, stamp) = (found.named(), Stamp::of(metadata));
-        let mut text = Page::new(open, metadata.len(), &named, cancel).read(
-            first,
-            limit,
-            self.limits.file_read_bytes,
-        )?;
-        if first > 1 && self.has_changed(&found.place(), &stamp) {
-            text.push_str("[the file has changed since you read another part of it]\n");
-        }
-        self.remember(found.place(), stamp);
-        Ok(text)
+        found.attempt("read", || {
+            self.judge_read(scope, &found)?;
+            let (open, metadata) = found.open()?;
+            let page =
+                Page::new(open, metadata.len(), cancel).read(first, limit, self.limits.file_read_bytes)?;
+            self.remember(found.place(), Stamp::of(metadata));
+            Ok(page)
+        })
     }
 
     /// `WriteFile`: the whole new content of a file.
@@ -134,15 +129,20 @@ impl FileDesk {
     pub fn write_file(&mut self, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
         let input: WriteInput = input::parse("WriteFile", &write_schema(), input)?;
         let found = self.find(&input.path)?;
-        self.judge_write(scope, &found)?;
-        let old = replaceable(&found)?;
-        if old.is_some_and(|old| self.has_changed(&found.place(), &Stamp::of(old))) {
-            return Err(changed(&found, "since you read it"));
-        }
-        self.put(scope, &found, old, input.content.as_bytes(), cancel)?;
-        let verb = if old.is_some() { "replaced" } else { "created" };
-        let (bytes, lines) = (input.content.len(), input.content.lines().count());
-        Ok(format!("{verb} {}: {bytes} bytes, {lines} lines written", found.named()))
+        found.attempt("write", || {
+            self.judge_write(scope, &found)?;
+            let old = replaceable(&found)?;
+            if old.is_some_and(|old| self.has_changed(&found.place(), &Stamp::of(old))) {
+                return Err(
+                    "it has changed since you read it; read it again, then write what should be there now"
+                        .into(),
+                );
+            }
+            self.put(scope, &found, old, input.content.as_bytes(), cancel)?;
+            let verb = if old.is_some() { "replaced" } else { "created" };
+            let (bytes, lines) = (input.content.len(), input.content.lines().count());
+            Ok(format!("{verb} {}: {bytes} bytes, {lines} lines written", found.named()))
+        })
     }
 
     /// `EditFile`: one text in a file replaced by another, every other byte as it was.
@@ -153,24 +153,23 @@ impl FileDesk {
     pub fn edit_file(&mut self, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
         let input: EditInput = input::parse("EditFile", &edit_schema(), input)?;
         let found = self.find(&input.path)?;
-        self.judge_write(scope, &found)?;
-        self.judge_read(scope, &found)?;
-        let old = replaceable(&found)?;
-        let (open, metadata) = found.open()?;
-        if metadata.len() > EDIT_BYTES_MAX as u64 {
-            return Err(Error::told(format!(
-                "{} has {} bytes; EditFile takes at most {EDIT_BYTES_MAX}; use Shell for larger files",
-                found.named(),
-                metadata.len()
-            )));
-        }
-        let content = file::read_whole(&open, EDIT_BYTES_MAX)
-            .map_err(|error| Error::io(format!("read {}", found.named()), error))?;
-        let (content, count) = edit_text(&content, &input.old, &input.new, input.all.unwrap_or(false))
-            .map_err(|error| Error::told(format!("cannot edit {}: {error}", found.named())))?;
-        self.put(scope, &found, old, &content, cancel)?;
-        let times = if count == 1 { "1 replacement".to_owned() } else { format!("{count} replacements") };
-        Ok(format!("edited {}: {times}", found.named()))
+        found.attempt("edit", || {
+            self.judge_write(scope, &found)?;
+            self.judge_read(scope, &found)?;
+            let old = replaceable(&found)?;
+            let (open, metadata) = found.open()?;
+            let size = metadata.len();
+            if size > EDIT_BYTES_MAX as u64 {
+                return Err(format!(
+                    "it has {size} bytes; EditFile takes at most {EDIT_BYTES_MAX}; use Shell"
+                )
+                .into());
+            }
+            let content = file::read_whole(&open, EDIT_BYTES_MAX)?;
+            let (content, count) = edit_text(&content, &input.old, &input.new, input.all.unwrap_or(false))?;
+            self.put(scope, &found, old, &content, cancel)?;
+            Ok(format!("edited {}: {count} replacement{}", found.named(), if count == 1 { "" } else { "s" }))
+        })
     }
 
     /// Gives the place new content, unless anything else than `old` has its name by then.
@@ -181,61 +180,46 @@ impl FileDesk {
         old: Option<&Metadata>,
         content: &[u8],
         cancel: &Cancel,
-    ) -> Result<()> {
+    ) -> Result<(), Why> {
         if cancel.is_set() {
-            return Err(Error::Cancelled);
+            return Err(Error::Cancelled.into());
         }
-        let cannot = |error| Error::io(format!("write {}", found.named()), error);
         let place = found.place();
         let name = Path::new(place.file_name().unwrap_or_default());
         let at = make_directories(scope, found)?;
-        let temporary = PathBuf::from(format!(".insomnia-{}.tmp", random_hex(8).map_err(cannot)?));
+        let temporary = PathBuf::from(format!(".insomnia-{}.tmp", random_hex(8)?));
         let written = replace(&at, &temporary, name, old, content);
         if !matches!(written, Ok(Some(_))) {
-            if let Err(left) = file::remove_at(&at, &temporary) {
-                log::warn!("a temporary file stays beside {}: {left}", found.named()); // the first failure is told
+            if let Err(error) = file::remove_at(&at, &temporary) {
+                log::warn!("a temporary file stays beside {}: {error}", found.named()); // the first failure is told
             }
         }
-        let stamp = written.map_err(cannot)?.ok_or_else(|| changed(found, "just now"))?;
-        self.remember(place, stamp);
+        self.remember(place, written?.ok_or("it has changed just now; read it again")?);
         Ok(())
     }
 }
 
 /// What is at the place now, if it may be replaced; `None` if nothing is.
-fn replaceable(found: &Found) -> Result<Option<&Metadata>> {
+fn replaceable(found: &Found) -> Result<Option<&Metadata>, Why> {
     let Some((_, metadata)) = found.file()? else { return Ok(None) };
-    if metadata.mode() & 0o222 == 0 {
-        return Err(Error::told(format!(
-            "{} is write-protected (mode {:04o}); change its mode first if that is wanted",
-            found.named(),
-            metadata.mode() & 0o7777
-        )));
+    let mode = metadata.mode() & 0o7777;
+    if mode & 0o222 == 0 {
+        return Err(
+            format!("it is write-protected (mode {mode:04o}); change that first if it is wanted").into()
+        );
     }
     Ok(Some(metadata))
 }
 
-fn changed(found: &Found, when: &str) -> Error {
-    Error::told(format!(
-        "{} has changed {when}; read it again, then write what should be there now",
-        found.named()
-    ))
-}
-
 /// Makes the missing directories one after the other, each judged where it really is before anything is made in
 /// it, and returns the last one. They stay when the file does not come.
-fn make_directories(scope: &EffectiveScope, found: &Found) -> Result<OwnedFd> {
-    let cannot = |error| Error::io(format!("create the directories of {}", found.named()), error);
-    let mut at = found.at.try_clone().map_err(cannot)?;
+fn make_directories(scope: &EffectiveScope, found: &Found) -> Result<OwnedFd, Why> {
+    let mut at = found.at.try_clone()?;
     for name in found.below.iter().rev().skip(1).rev() {
-        file::make_directory_at(&at, Path::new(name), 0o777).map_err(cannot)?;
-        at = file::open_directory_at(&at, Path::new(name)).map_err(cannot)?;
-        let real = file::real_path(&at).map_err(cannot)?;
-        if scope.judge_write(&judged_text(&real)) != Verdict::Allowed {
-            return Err(Error::told(format!(
-                "the directories of {} were moved out of your write scope just now; nothing was written",
-                found.named()
-            )));
+        file::make_directory_at(&at, Path::new(name), 0o777)?;
+        at = file::open_directory_at(&at, Path::new(name))?;
+        if scope.judge_write(&judged_text(&file::real_path(&at)?)) != Verdict::Allowed {
+            return Err("its directories were moved out of your write scope just now".into());
         }
     }
     Ok(at)

@@ -8,7 +8,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
 use crate::sys::wait::Cancel;
-use crate::words::error::{Error, Result};
+use crate::tools::place::Why;
+use crate::words::error::Error;
 
 /// A file with a NUL in its first so many bytes is no text; the size that grep and git look at.
 pub(crate) const SNIFF_BYTES: usize = 8 << 10;
@@ -21,7 +22,6 @@ const SCAN_TIME_MAX: Duration = Duration::from_secs(2);
 pub(crate) struct Page<'a> {
     reader: BufReader<File>,
     size: u64,
-    named: &'a str,
     cancel: &'a Cancel,
     deadline: Instant,
     /// The number of the next line.
@@ -32,9 +32,9 @@ pub(crate) struct Page<'a> {
 
 impl<'a> Page<'a> {
     /// A page of an open file of this size.
-    pub(crate) fn new(open: File, size: u64, named: &'a str, cancel: &'a Cancel) -> Page<'a> {
+    pub(crate) fn new(open: File, size: u64, cancel: &'a Cancel) -> Page<'a> {
         let reader = BufReader::with_capacity(64 << 10, open);
-        Page { reader, size, named, cancel, deadline: Instant::now() + SCAN_TIME_MAX, next: 1, scanned: 0 }
+        Page { reader, size, cancel, deadline: Instant::now() + SCAN_TIME_MAX, next: 1, scanned: 0 }
     }
 
     /// Takes in `limit` lines from line `first` on, as far as about `bytes_max` bytes hold them, and says what was
@@ -42,18 +42,19 @@ impl<'a> Page<'a> {
     ///
     /// # Errors
     /// When it is a binary file, has no such line, the line is too far away, or the turn was cancelled.
-    pub(crate) fn read(mut self, first: u64, limit: u64, bytes_max: usize) -> Result<String> {
-        if self.ahead()?.iter().take(SNIFF_BYTES).any(|&byte| byte == 0) {
-            let why =
-                format!("is a binary file; its {} bytes are left out; use Shell to look into it", self.size);
-            return Err(self.refused(&why));
+    pub(crate) fn read(mut self, first: u64, limit: u64, bytes_max: usize) -> Result<String, Why> {
+        if self.reader.fill_buf()?.iter().take(SNIFF_BYTES).any(|&byte| byte == 0) {
+            let size = self.size;
+            return Err(format!(
+                "it is a binary file; its {size} bytes are left out; use Shell to look into it"
+            )
+            .into());
         }
         self.skip_to(first)?;
-        let (mut text, mut notes) = (String::new(), Vec::new());
-        let (mut crlf, mut lossy) = (false, false);
-        let mut stopped = None;
+        let mut text = String::new();
+        let (mut crlf, mut lossy, mut stopped) = (false, false, None);
         let bytes_max = bytes_max.max(1); // a page of nothing would never end
-        while self.next - first < limit && text.len() < bytes_max && !self.ahead()?.is_empty() {
+        while self.next - first < limit && text.len() < bytes_max && !self.reader.fill_buf()?.is_empty() {
             let mut line = self.piece()?;
             if line.contains(&0) {
                 self.scanned -= line.len() as u64;
@@ -61,18 +62,14 @@ impl<'a> Page<'a> {
                 break;
             }
             let (mut left_out, is_whole) = self.rest_of_line(&line)?;
-            if line.ends_with(b"\n") {
-                line.pop();
-                if line.ends_with(b"\r") {
-                    line.pop();
-                    crlf = true;
-                }
-            } else if left_out > 0 {
+            if left_out > 0 {
                 let cut = cut_of_a_character(&line);
                 line.truncate(line.len() - cut);
                 left_out += cut as u64;
             }
-            let shown = String::from_utf8_lossy(&line);
+            let shown = line.strip_suffix(b"\n").unwrap_or(&line);
+            crlf |= line.ends_with(b"\r\n");
+            let shown = String::from_utf8_lossy(shown.strip_suffix(b"\r").unwrap_or(shown));
             lossy |= matches!(shown, Cow::Owned(_));
             text.push_str(&format!("{:>6}\t{shown}", self.next));
             if left_out > 0 {
@@ -87,63 +84,59 @@ impl<'a> Page<'a> {
             }
         }
         let left = format!("{} of {} bytes left out", self.size.saturating_sub(self.scanned), self.size);
-        if let Some(why) = stopped {
-            notes.push(format!("{why}; {left}; use Shell for the rest, for example tail -c"));
-        } else if !self.ahead()?.is_empty() {
-            notes.push(format!("{left} after this; go on with \"offset\": {}", self.next));
-        } else if self.next == 1 {
-            notes.push("the file is empty".to_owned());
+        let is_at_end = self.reader.fill_buf()?.is_empty();
+        let is_cut = stopped.is_some();
+        let end = match stopped {
+            Some(why) => format!("{why}; {left}; use Shell for the rest, for example tail -c"),
+            None if !is_at_end => format!("{left} after this; go on with \"offset\": {}", self.next),
+            None => "the file is empty".to_owned(),
+        };
+        for (is_so, note) in [
+            (!is_at_end || is_cut || text.is_empty(), end.as_str()),
+            (crlf, "lines end in CRLF; EditFile keeps that"),
+            (
+                lossy,
+                "bytes that are not UTF-8 are shown as \u{fffd}; EditFile keeps them but cannot match them",
+            ),
+        ] {
+            if is_so {
+                text.push_str(&format!("[{note}]\n"));
+            }
         }
-        if crlf {
-            notes.push("lines end in CRLF; EditFile keeps that".to_owned());
-        }
-        if lossy {
-            notes.push(
-                "bytes that are not UTF-8 are shown as \u{fffd}; EditFile keeps them but cannot match them"
-                    .to_owned(),
-            );
-        }
-        Ok(notes.iter().fold(text, |text, note| text + &format!("[{note}]\n")))
+        Ok(text)
     }
 
-    fn skip_to(&mut self, first: u64) -> Result<()> {
+    fn skip_to(&mut self, first: u64) -> Result<(), Why> {
         while self.next < first {
             let line = self.piece()?;
             let (_, is_whole) = self.rest_of_line(&line)?;
+            let (scanned, size, next) = (self.scanned, self.size, self.next);
             if !is_whole || Instant::now() >= self.deadline {
-                return Err(self.refused(&format!(
-                    "is long: line {first} is too far away, {} of {} bytes were looked at, up to line {}; use Shell, for example sed -n",
-                    self.scanned, self.size, self.next
-                )));
+                return Err(format!("line {first} is too far away: {scanned} of {size} bytes were looked at, up to line {next}; use Shell, for example sed -n").into());
             }
             self.next += u64::from(!line.is_empty());
-            if self.ahead()?.is_empty() {
-                let lines = self.next - 1;
-                return Err(self.refused(&format!("has {lines} lines; \"offset\" {first} is beyond its end")));
+            if self.reader.fill_buf()?.is_empty() {
+                return Err(
+                    format!("it has {} lines; \"offset\" {first} is beyond its end", self.next - 1).into()
+                );
             }
         }
         Ok(())
     }
 
-    /// The first bytes that were not looked at yet, none at the end of the file.
-    fn ahead(&mut self) -> Result<&[u8]> {
-        self.reader.fill_buf().map_err(|error| Error::io(format!("read {}", self.named), error))
-    }
-
     /// Reads a line, or as much of it as one piece holds.
-    fn piece(&mut self) -> Result<Vec<u8>> {
+    fn piece(&mut self) -> Result<Vec<u8>, Why> {
         if self.cancel.is_set() {
-            return Err(Error::Cancelled);
+            return Err(Error::Cancelled.into());
         }
         let mut piece = Vec::new();
-        let read = self.reader.by_ref().take(LINE_BYTES_MAX as u64).read_until(b'\n', &mut piece);
-        read.map_err(|error| Error::io(format!("read {}", self.named), error))?;
+        self.reader.by_ref().take(LINE_BYTES_MAX as u64).read_until(b'\n', &mut piece)?;
         self.scanned += piece.len() as u64;
         Ok(piece)
     }
 
     /// Reads over what follows the first piece of a line: how many bytes, and whether its end came in time.
-    fn rest_of_line(&mut self, start: &[u8]) -> Result<(u64, bool)> {
+    fn rest_of_line(&mut self, start: &[u8]) -> Result<(u64, bool), Why> {
         let is_last = |piece: &[u8]| piece.ends_with(b"\n") || piece.len() < LINE_BYTES_MAX;
         let (mut left_out, mut is_over) = (0, is_last(start));
         while !is_over && Instant::now() < self.deadline {
@@ -152,10 +145,6 @@ impl<'a> Page<'a> {
             is_over = is_last(&piece);
         }
         Ok((left_out, is_over))
-    }
-
-    fn refused(&self, why: &str) -> Error {
-        Error::told(format!("{} {why}", self.named))
     }
 }
 

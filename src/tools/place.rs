@@ -26,6 +26,12 @@ const MAX_PATH_BYTES: usize = 4095;
 /// Files whose state is remembered; one more, and all others are forgotten.
 const MAX_SEEN: usize = 16_384;
 
+const HIDDEN: &str = "it belongs to Insomnia itself, which file tools keep away from";
+const PROTECTED: &str = "git hooks, git configuration and .insomnia are protected, because programs outside obey them; ask the person to change it";
+
+/// Why something cannot be done with a place; `Found::attempt` says with which.
+pub(crate) type Why = Box<dyn std::error::Error>;
+
 /// What tells one file or directory from every other: device and inode.
 pub(crate) type Identity = (u64, u64);
 
@@ -62,14 +68,16 @@ impl FileDesk {
 
     /// Finds where `path` leads: the name as it is, or else the name that `escape_name` has shown like this.
     pub(crate) fn find(&self, path: &str) -> Result<Found> {
-        let literal = self.walk(path, path.as_bytes());
+        let asked = escape_name(path.as_bytes());
+        let cannot = |why| Error::told(format!("cannot follow path \"{}\": {why}", cut_end(&asked, 100)));
+        let literal = self.walk(&asked, path.as_bytes());
         if !path.contains("\\x") {
-            return literal;
+            return literal.map_err(cannot);
         }
-        match (literal, self.walk(path, &unescape_name(path))) {
+        match (literal, self.walk(&asked, &unescape_name(path))) {
             (Ok(literal), Ok(other)) if literal.missing() <= other.missing() => Ok(literal),
             (_, Ok(other)) => Ok(other),
-            (literal, Err(_)) => literal,
+            (literal, Err(_)) => literal.map_err(cannot),
         }
     }
 
@@ -78,18 +86,15 @@ impl FileDesk {
     /// A `..` behind a name that does not exist takes that name away again; everywhere else it is the
     /// directory above the one really reached. Links are read and walked as text, the magic ones of `/proc` too,
     /// so that each ends at a descriptor which is judged like any other.
-    fn walk(&self, asked: &str, path: &[u8]) -> Result<Found> {
-        let asked = escape_name(asked.as_bytes());
-        let refuse = |why: &str| Err(Error::told(format!("path \"{}\" {why}", cut_end(&asked, 100))));
+    fn walk(&self, asked: &str, path: &[u8]) -> Result<Found, Why> {
         match path {
-            b"" => return Err(Error::told("the path is empty; name a file or directory")),
-            _ if path.contains(&0) => return refuse("contains a NUL byte, which no name can"),
-            _ if path.len() > MAX_PATH_BYTES => return refuse("is longer than the system takes"),
+            b"" => return Err("the path is empty; name a file or directory".into()),
+            _ if path.contains(&0) => return Err("no name can contain a NUL byte".into()),
+            _ if path.len() > MAX_PATH_BYTES => return Err("it is longer than the system takes".into()),
             _ => {}
         }
-        let cannot = |error| Error::io(format!("follow path \"{asked}\""), error);
         let start = if path.starts_with(b"/") { Path::new("/") } else { self.directory.as_path() };
-        let mut at = file::open_place(start).map_err(cannot)?;
+        let mut at = file::open_place(start)?;
         let mut rest = components_backwards(path);
         let (mut below, mut entry) = (Vec::new(), None);
         let mut ends_as_directory = false;
@@ -102,85 +107,80 @@ impl FileDesk {
             entry = None;
             if name == ".." {
                 if below.pop().is_none() {
-                    at = file::open_parent(&at).map_err(cannot)?;
+                    at = file::open_parent(&at)?;
                 }
                 continue;
             }
-            if !below.is_empty() {
-                below.push(name);
-                continue;
-            }
-            let opened = match file::open_entry_at(&at, Path::new(&name)) {
-                Ok(opened) => opened,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    below.push(name);
+            let opened = if below.is_empty() {
+                file::open_entry_at(&at, Path::new(&name)).map(Some)
+            } else {
+                Ok(None)
+            };
+            let opened = match opened {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+                Ok(Some(opened)) => opened,
+                Ok(None) | Err(_) => {
+                    below.push(name); // of what does not exist nothing is looked at
                     continue;
                 }
-                Err(error) => return Err(cannot(error)),
             };
-            let metadata = opened.metadata().map_err(cannot)?;
+            let metadata = opened.metadata()?;
             if metadata.is_dir() {
                 at = opened.into();
             } else if !metadata.is_symlink() {
                 below.push(name);
                 entry = Some((opened, metadata));
             } else if links == MAX_LINKS {
-                return refuse(&format!("goes through more than {MAX_LINKS} links"));
+                return Err(format!("it goes through more than {MAX_LINKS} links").into());
             } else {
                 links += 1;
-                let target = file::link_target(&opened).map_err(cannot)?;
+                let target = file::link_target(&opened)?;
                 if target.is_absolute() {
-                    at = file::open_place(Path::new("/")).map_err(cannot)?;
+                    at = file::open_place(Path::new("/"))?;
                 }
                 rest.extend(components_backwards(target.as_os_str().as_bytes()));
             }
         }
-        let real = file::real_path(&at).map_err(cannot)?;
+        let real = file::real_path(&at)?;
         if !real.is_absolute() {
-            return refuse("leads out of the visible file system");
+            return Err("it leads out of the visible file system".into());
         }
-        Ok(Found { asked, at, real, below, entry, ends_as_directory })
+        Ok(Found { asked: asked.to_owned(), at, real, below, entry, ends_as_directory })
     }
 
     /// Whether the place may be read; nothing has been read yet.
-    pub(crate) fn judge_read(&self, scope: &EffectiveScope, found: &Found) -> Result<()> {
-        self.judge_hidden(found, &found.lineage()?, "read")?;
-        if scope.may_read(&judged_text(&found.place())) {
-            return Ok(());
+    pub(crate) fn judge_read(&self, scope: &EffectiveScope, found: &Found) -> Result<(), Why> {
+        let place = found.place();
+        if self.is_hidden(&place, &found.lineage()?, true) {
+            return Err(HIDDEN.into());
         }
-        Err(found.outside("read", scope.allow.iter()))
+        if scope.may_read(&judged_text(&place)) { Ok(()) } else { Err(outside("read", scope.allow.iter())) }
     }
 
     /// Whether the place and every directory that has to be created for it may be written; nothing has been
     /// changed yet.
-    pub(crate) fn judge_write(&self, scope: &EffectiveScope, found: &Found) -> Result<()> {
-        let place = found.place();
+    pub(crate) fn judge_write(&self, scope: &EffectiveScope, found: &Found) -> Result<(), Why> {
+        let (place, lineage) = (found.place(), found.lineage()?);
         for changed in place.ancestors().take(found.below.len().max(1)) {
             match scope.judge_write(&judged_text(changed)) {
                 Verdict::Allowed => {}
-                Verdict::Lent(loan) => return Err(found.lent(&loan)),
+                Verdict::Lent(loan) => return Err(lent(&loan)),
                 Verdict::Outside => {
-                    return Err(found.outside("write", scope.allow.iter().filter(|rule| rule.writes())));
+                    return Err(outside("write", scope.allow.iter().filter(|rule| rule.writes())));
                 }
             }
         }
-        let lineage = found.lineage()?;
-        self.judge_hidden(found, &lineage, "write")?;
+        if self.is_hidden(&place, &lineage, false) {
+            return Err(HIDDEN.into());
+        }
         if self.protect_git && is_obeyed_by_others(&place) {
-            return Err(found.refused("write", "git hooks, git configuration and .insomnia are protected, because programs outside obey them; ask the person to change it"));
+            return Err(PROTECTED.into());
         }
         let holds = |loan: &&Loan| {
             let depth = depth_below(Path::new(loan.rule.path()), &place, &lineage);
             depth.is_some_and(|depth| loan.rule.reach() == Reach::Recursive || depth <= 1)
         };
-        scope.lent.iter().find(holds).map_or(Ok(()), |loan| Err(found.lent(loan)))
-    }
-
-    fn judge_hidden(&self, found: &Found, lineage: &[Option<Identity>], verb: &str) -> Result<()> {
-        if self.is_hidden(&found.place(), lineage, verb == "read") {
-            return Err(found.refused(verb, "it belongs to Insomnia itself, which file tools keep away from"));
-        }
-        Ok(())
+        scope.lent.iter().find(holds).map_or(Ok(()), |loan| Err(lent(loan)))
     }
 
     /// Whether the nearest of Insomnia's own places around a real path is a hidden one; shown ones count if
@@ -228,84 +228,60 @@ impl Found {
         self.below.iter().fold(self.real.clone(), |place, name| place.join(name))
     }
 
-    /// How an error calls it: as asked, and where that really is.
-    pub(crate) fn named(&self) -> String {
-        let place = escape_name(self.place().as_os_str().as_bytes());
-        if place == self.asked {
-            return format!("\"{place}\"");
-        }
-        format!("\"{}\" (really \"{place}\")", self.asked)
-    }
-
     /// Whether it is a directory that exists.
     pub(crate) fn is_directory(&self) -> bool {
         self.below.is_empty()
+    }
+
+    /// How answers and errors call it: as asked, and where that really is.
+    pub(crate) fn named(&self) -> String {
+        let place = escape_name(self.place().as_os_str().as_bytes());
+        let really = if place == self.asked { String::new() } else { format!(" (really \"{place}\")") };
+        format!("\"{}\"{really}", self.asked)
+    }
+
+    /// Does something with the place; the error says what could not be done with which, and why.
+    pub(crate) fn attempt<T>(&self, verb: &str, act: impl FnOnce() -> Result<T, Why>) -> Result<T> {
+        act().map_err(|why| match why.downcast::<Error>() {
+            Ok(error) => *error, // it says everything already
+            Err(why) => Error::told(format!("cannot {verb} {}: {why}", self.named())),
+        })
     }
 
     /// What is at the place of a file, as a place only, `None` if nothing is.
     ///
     /// # Errors
     /// "not a regular file" for everything else, before anything is opened that could block or wake a device.
-    pub(crate) fn file(&self) -> Result<Option<&(File, Metadata)>> {
-        let what = match &self.entry {
-            _ if self.is_directory() || self.ends_as_directory => "directory; ListFiles shows what is in it",
-            Some((_, metadata)) if !metadata.is_file() => "pipe, socket or device",
-            entry => return Ok(entry.as_ref()),
-        };
-        Err(Error::told(format!("{} is not a regular file but a {what}", self.named())))
+    pub(crate) fn file(&self) -> Result<Option<&(File, Metadata)>, Why> {
+        match &self.entry {
+            _ if self.is_directory() || self.ends_as_directory => {
+                Err("it is not a regular file but a directory".into())
+            }
+            Some((_, metadata)) if !metadata.is_file() => {
+                Err("it is not a regular file but a pipe, socket or device".into())
+            }
+            entry => Ok(entry.as_ref()),
+        }
     }
 
     /// Opens the file at the place for reading: the one that was judged, whatever has its name now.
     ///
     /// # Errors
     /// As `file`; also when nothing is there, or only a view of the kernel.
-    pub(crate) fn open(&self) -> Result<(File, &Metadata)> {
-        let Some((entry, metadata)) = self.file()? else {
-            return Err(Error::told(format!(
-                "there is no file {}; ListFiles shows what is there",
-                self.named()
-            )));
-        };
-        self.refuse_kernel_views("read")?;
-        let open = file::reopen(entry).map_err(|error| Error::io(format!("open {}", self.named()), error))?;
-        Ok((open, metadata))
+    pub(crate) fn open(&self) -> Result<(File, &Metadata), Why> {
+        let (entry, metadata) = self.file()?.ok_or("there is no file; ListFiles shows what is there")?;
+        self.refuse_kernel_view()?;
+        Ok((file::reopen(entry)?, metadata))
     }
 
     /// # Errors
     /// When it lies in a file system that stores nothing.
-    pub(crate) fn refuse_kernel_views(&self, verb: &str) -> Result<()> {
+    pub(crate) fn refuse_kernel_view(&self) -> Result<(), Why> {
         let this = self.entry.as_ref().map_or(self.at.as_fd(), |(entry, _)| entry.as_fd());
-        match file::kernel_file_system(this) {
-            Ok(None) => Ok(()),
-            Ok(Some(system)) => {
-                Err(self.refused(verb, &format!("it is not stored but a view of the kernel ({system})")))
-            }
-            Err(error) => Err(Error::io(format!("{verb} {}", self.named()), error)),
+        match file::kernel_file_system(this)? {
+            Some(system) => Err(format!("it is not stored but a view of the kernel ({system})").into()),
+            None => Ok(()),
         }
-    }
-
-    /// The error that says why something cannot be done here.
-    fn refused(&self, verb: &str, why: &str) -> Error {
-        Error::told(format!("cannot {verb} {}: {why}", self.named()))
-    }
-
-    fn outside<'a>(&self, verb: &str, rules: impl Iterator<Item = &'a Rule>) -> Error {
-        let rules: Vec<String> = rules.map(Rule::to_string).collect();
-        let yours = if rules.is_empty() {
-            "you have no such scope at all".to_owned()
-        } else {
-            format!("yours is {}", cut_end(&rules.join(", "), 2000))
-        };
-        self.refused(verb, &format!("it is outside your {verb} scope; {yours}"))
-    }
-
-    fn lent(&self, loan: &Loan) -> Error {
-        Error::told(format!(
-            "path {} is lent to pod \"{}\" (rule {}); wait for it to end or send it the change",
-            self.named(),
-            loan.holder,
-            loan.rule
-        ))
     }
 
     /// How many names do not exist.
@@ -314,19 +290,32 @@ impl Found {
     }
 
     /// What the place and the directories above it really are, up to the root; `None` for what does not exist.
-    fn lineage(&self) -> Result<Vec<Option<Identity>>> {
-        let cannot = |error| Error::io(format!("look at the directories above {}", self.named()), error);
+    fn lineage(&self) -> io::Result<Vec<Option<Identity>>> {
         let mut lineage = match &self.entry {
             Some((_, metadata)) => vec![Some(identity(metadata))],
             None => vec![None; self.below.len()],
         };
-        let mut at: File = self.at.try_clone().map_err(cannot)?.into();
+        let mut at = File::from(self.at.try_clone()?);
         for _ in self.real.components() {
-            lineage.push(Some(identity(&at.metadata().map_err(cannot)?)));
-            at = file::open_parent(&at).map_err(cannot)?.into();
+            lineage.push(Some(identity(&at.metadata()?)));
+            at = file::open_parent(&at)?.into();
         }
         Ok(lineage)
     }
+}
+
+fn lent(loan: &Loan) -> Why {
+    format!(
+        "it is lent to pod \"{}\" (rule {}); wait for it to end or send it the change",
+        loan.holder, loan.rule
+    )
+    .into()
+}
+
+fn outside<'a>(verb: &str, rules: impl Iterator<Item = &'a Rule>) -> Why {
+    let rules = rules.map(Rule::to_string).collect::<Vec<_>>().join(", ");
+    let yours = if rules.is_empty() { "you have no such scope at all" } else { "yours is " };
+    format!("it is outside your {verb} scope; {yours}{}", cut_end(&rules, 2000)).into()
 }
 
 /// Device and inode of a file.
@@ -345,15 +334,12 @@ fn depth_below(directory: &Path, place: &Path, lineage: &[Option<Identity>]) -> 
     if lineage.is_empty() {
         return None;
     }
-    match std::fs::symlink_metadata(directory) {
-        Ok(metadata) => lineage.iter().position(|one| *one == Some(identity(&metadata))),
-        // It is gone, so nothing is it; what would become it again under another spelling counts too.
-        Err(_) => {
-            let (place, directory) =
-                (judged_text(place).to_lowercase(), judged_text(directory).to_lowercase());
-            Path::new(&place).strip_prefix(directory).ok().map(|rest| rest.components().count())
-        }
+    if let Ok(metadata) = std::fs::symlink_metadata(directory) {
+        return lineage.iter().position(|one| *one == Some(identity(&metadata)));
     }
+    // It is gone, so nothing is it; what would become it again under another spelling counts too.
+    let lower = |path: &Path| PathBuf::from(judged_text(path).to_lowercase());
+    lower(place).strip_prefix(lower(directory)).ok().map(|rest| rest.components().count())
 }
 
 /// A real path as text for the scope algebra.

@@ -180,7 +180,8 @@ impl FileDesk {
             pattern => (path, pattern),
         };
         let glob = pattern.map(|pattern| Glob::new(&pattern)).transpose()?;
-        Walk::start(self, scope, &self.find(&path)?, glob, cancel)
+        let found = self.find(&path)?;
+        found.attempt("list", || Walk::start(self, scope, &found, glob, cancel))
     }
 }
 
@@ -220,20 +221,13 @@ struct Search<'a> {
 
 impl Search<'_> {
     fn run(&mut self, batch: &[(String, File)]) -> Result<()> {
-        let (output, words) = self.grep(batch).map_err(|error| match error.kind() {
-            io::ErrorKind::Interrupted => Error::Cancelled,
-            io::ErrorKind::TimedOut => {
-                Error::told("the search took too long; use a simpler pattern or a narrower \"path\"")
-            }
-            _ => Error::io("run grep", error),
-        })?;
+        let (output, words) = match self.grep(batch) {
+            Err(_) if self.cancel.is_set() => return Err(Error::Cancelled),
+            answer => answer
+                .map_err(|error| Error::io("search; try a simpler pattern or a narrower \"path\"", error))?,
+        };
         let mut lines: Vec<&str> = output.lines().collect();
         let code = lines.pop().unwrap_or_default();
-        if code == "127" {
-            return Err(Error::told(
-                "the program grep is not installed; SearchFiles needs it (ListFiles and ReadFile do not)",
-            ));
-        }
         if !matches!(code, "0" | "1") && lines.is_empty() && self.hits == 0 {
             return Err(Error::told(format!("cannot search: {} (exit code {code})", harmless_line(&words))));
         }

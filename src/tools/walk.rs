@@ -16,7 +16,7 @@ use std::rc::Rc;
 use crate::sys::file::{self, EntryKind};
 use crate::sys::wait::Cancel;
 use crate::tools::glob::Glob;
-use crate::tools::place::{FileDesk, Found, Identity, identity, judged_text};
+use crate::tools::place::{FileDesk, Found, Identity, Why, identity, judged_text};
 use crate::words::error::{Error, Result};
 use crate::words::scope::EffectiveScope;
 use crate::words::text::escape_name;
@@ -110,26 +110,21 @@ impl<'a> Walk<'a> {
         found: &Found,
         glob: Option<Glob>,
         cancel: &'a Cancel,
-    ) -> Result<Walk<'a>> {
+    ) -> Result<Walk<'a>, Why> {
         desk.judge_read(scope, found)?;
-        found.refuse_kernel_views("list")?;
-        let cannot = |error| Error::io(format!("list {}", found.named()), error);
-        let home = file::open_place(&desk.directory).and_then(file::real_path).map_err(cannot)?;
-        let start = found.real.clone();
-        let (levels, skipped) = (Vec::new(), Skipped::default());
+        found.refuse_kernel_view()?;
+        let home = file::real_path(file::open_place(&desk.directory)?)?;
+        let ignored = Rc::new(ignored_above(found, &home)?);
+        let (start, levels, skipped) = (found.real.clone(), Vec::new(), Skipped::default());
         let mut walk =
             Walk { desk, scope, cancel, glob, home, start, levels, entries_left: ENTRIES_MAX, skipped };
-        let ignored = Rc::new(ignored_above(found, &walk.home).map_err(cannot)?);
         if found.is_directory() {
-            let directory = file::open_directory_at(&found.at, Path::new(".")).map_err(cannot)?;
-            walk.enter(directory, ignored).map_err(cannot)?;
-        } else if found.file()?.is_some() {
-            let directory = found.at.try_clone().map_err(cannot)?;
-            let entries: Vec<_> = found.below.iter().map(|name| (name.clone(), EntryKind::File)).collect();
-            let (real, entries) = (found.real.clone(), entries.into_iter());
-            walk.levels.push(Level { directory, real, entries, ignored });
+            walk.enter(file::open_directory_at(&found.at, Path::new("."))?, ignored)?;
         } else {
-            return Err(Error::told(format!("there is no file or directory {}", found.named())));
+            found.file()?.ok_or("there is no file or directory")?;
+            let entries: Vec<_> = found.below.iter().map(|name| (name.clone(), EntryKind::File)).collect();
+            let (directory, real) = (found.at.try_clone()?, found.real.clone());
+            walk.levels.push(Level { directory, real, entries: entries.into_iter(), ignored });
         }
         Ok(walk)
     }
