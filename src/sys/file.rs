@@ -389,22 +389,21 @@ pub fn is_network_file_system(directory: impl AsFd) -> io::Result<bool> {
     Ok(NETWORK.contains(&magic))
 }
 
-/// The name of the kernel's own file system that holds an open file, `None` for an ordinary one.
+/// Whether an open file lies in one of the kernel's own file systems, which store nothing.
 ///
-/// Their files are not stored anywhere: reading one may block, consume what it shows, or show the secrets of
-/// a process. Source: statfs(2) for the magic numbers.
+/// Reading there may block, consume what is shown, or show the secrets of a process. Source: statfs(2) for the
+/// magic numbers.
 ///
 /// # Errors
 /// As fstatfs(2).
-pub fn kernel_file_system(file: impl AsFd) -> io::Result<Option<&'static str>> {
-    Ok(match nix::sys::statfs::fstatfs(file)?.filesystem_type().0 {
-        0x9fa0 => Some("proc"),
-        0x6265_6572 => Some("sysfs"),
-        0x6462_6720 => Some("debugfs"),
-        0x7472_6163 => Some("tracefs"),
-        0x7363_6673 => Some("securityfs"),
-        _ => None,
-    })
+pub fn is_kernel_view(file: impl AsFd) -> io::Result<bool> {
+    const PROC: i64 = 0x9fa0;
+    const SYSFS: i64 = 0x6265_6572;
+    const DEBUGFS: i64 = 0x6462_6720;
+    const TRACEFS: i64 = 0x7472_6163;
+    const SECURITYFS: i64 = 0x7363_6673;
+    let magic = nix::sys::statfs::fstatfs(file)?.filesystem_type().0;
+    Ok([PROC, SYSFS, DEBUGFS, TRACEFS, SECURITYFS].contains(&magic))
 }
 
 /// What a directory entry is, as far as the directory itself tells.

@@ -133,12 +133,9 @@ impl FileDesk {
             self.judge_write(scope, &found)?;
             let old = replaceable(&found)?;
             if old.is_some_and(|old| self.has_changed(&found.place(), &Stamp::of(old))) {
-                return Err(
-                    "it has changed since you read it; read it again, then write what should be there now"
-                        .into(),
-                );
+                return Err("it has changed since you read it; read it again before you write it".into());
             }
-            self.put(scope, &found, old, input.content.as_bytes(), cancel)?;
+            self.put(scope, &found, input.content.as_bytes(), cancel)?;
             let verb = if old.is_some() { "replaced" } else { "created" };
             let (bytes, lines) = (input.content.len(), input.content.lines().count());
             Ok(format!("{verb} {}: {bytes} bytes, {lines} lines written", found.named()))
@@ -156,28 +153,24 @@ impl FileDesk {
         found.attempt("edit", || {
             self.judge_write(scope, &found)?;
             self.judge_read(scope, &found)?;
-            let old = replaceable(&found)?;
+            replaceable(&found)?;
             let (open, metadata) = found.open()?;
             let size = metadata.len();
             if size > EDIT_BYTES_MAX as u64 {
-                return Err(format!(
-                    "it has {size} bytes; EditFile takes at most {EDIT_BYTES_MAX}; use Shell"
-                )
-                .into());
+                return Err(format!("it has {size} bytes, EditFile takes at most {EDIT_BYTES_MAX}").into());
             }
             let content = file::read_whole(&open, EDIT_BYTES_MAX)?;
             let (content, count) = edit_text(&content, &input.old, &input.new, input.all.unwrap_or(false))?;
-            self.put(scope, &found, old, &content, cancel)?;
+            self.put(scope, &found, &content, cancel)?;
             Ok(format!("edited {}: {count} replacement{}", found.named(), if count == 1 { "" } else { "s" }))
         })
     }
 
-    /// Gives the place new content, unless anything else than `old` has its name by then.
+    /// Gives the place new content, unless something else than was found has its name by then.
     fn put(
         &mut self,
         scope: &EffectiveScope,
         found: &Found,
-        old: Option<&Metadata>,
         content: &[u8],
         cancel: &Cancel,
     ) -> Result<(), Why> {
@@ -186,6 +179,7 @@ impl FileDesk {
         }
         let place = found.place();
         let name = Path::new(place.file_name().unwrap_or_default());
+        let old = replaceable(found)?;
         let at = make_directories(scope, found)?;
         let temporary = PathBuf::from(format!(".insomnia-{}.tmp", random_hex(8)?));
         let written = replace(&at, &temporary, name, old, content);
@@ -204,9 +198,7 @@ fn replaceable(found: &Found) -> Result<Option<&Metadata>, Why> {
     let Some((_, metadata)) = found.file()? else { return Ok(None) };
     let mode = metadata.mode() & 0o7777;
     if mode & 0o222 == 0 {
-        return Err(
-            format!("it is write-protected (mode {mode:04o}); change that first if it is wanted").into()
-        );
+        return Err(format!("it is write-protected (mode {mode:04o}); change that first").into());
     }
     Ok(Some(metadata))
 }

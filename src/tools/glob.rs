@@ -139,12 +139,7 @@ fn takes(token: &Token, c: &char) -> bool {
 }
 
 /// Whether a pattern, in which stars stand for any number of items, takes the whole text.
-fn all_match<P, T>(
-    pattern: &[P],
-    text: &[T],
-    is_star: impl Fn(&P) -> bool,
-    takes: impl Fn(&P, &T) -> bool,
-) -> bool {
+fn all_match<P, T>(pattern: &[P], text: &[T], is_star: fn(&P) -> bool, takes: fn(&P, &T) -> bool) -> bool {
     let (mut at, mut next) = (0, 0);
     let mut back_to = None; // after the last star, and what it has swallowed up to
     while let Some(item) = text.get(next) {

@@ -67,9 +67,9 @@ impl<'a> Page<'a> {
                 line.truncate(line.len() - cut);
                 left_out += cut as u64;
             }
-            let shown = line.strip_suffix(b"\n").unwrap_or(&line);
             crlf |= line.ends_with(b"\r\n");
-            let shown = String::from_utf8_lossy(shown.strip_suffix(b"\r").unwrap_or(shown));
+            let shown = line.strip_suffix(b"\r\n").or(line.strip_suffix(b"\n")).unwrap_or(&line);
+            let shown = String::from_utf8_lossy(shown);
             lossy |= matches!(shown, Cow::Owned(_));
             text.push_str(&format!("{:>6}\t{shown}", self.next));
             if left_out > 0 {

@@ -183,6 +183,11 @@ impl FileDesk {
         scope.lent.iter().find(holds).map_or(Ok(()), |loan| Err(lent(loan)))
     }
 
+    /// Whether a real path, which really is `this`, is neither hidden nor outside the read scope.
+    pub(crate) fn may_list(&self, scope: &EffectiveScope, place: &Path, this: Option<Identity>) -> bool {
+        !self.is_hidden(place, this.map(Some).as_slice(), true) && scope.may_read(&judged_text(place))
+    }
+
     /// Whether the nearest of Insomnia's own places around a real path is a hidden one; shown ones count if
     /// `reading`. `lineage` is what the path and the directories above really are, as far as that matters.
     pub(crate) fn is_hidden(&self, place: &Path, lineage: &[Option<Identity>], reading: bool) -> bool {
@@ -278,9 +283,10 @@ impl Found {
     /// When it lies in a file system that stores nothing.
     pub(crate) fn refuse_kernel_view(&self) -> Result<(), Why> {
         let this = self.entry.as_ref().map_or(self.at.as_fd(), |(entry, _)| entry.as_fd());
-        match file::kernel_file_system(this)? {
-            Some(system) => Err(format!("it is not stored but a view of the kernel ({system})").into()),
-            None => Ok(()),
+        if file::is_kernel_view(this)? {
+            Err("it is not stored but a view of the kernel".into())
+        } else {
+            Ok(())
         }
     }
 

@@ -14,11 +14,11 @@ use serde_json::{Value, json};
 
 use crate::sys::process::{ErrorOutput, Program, own_pid};
 use crate::sys::wait::Cancel;
-use crate::tools::glob::Glob;
+use crate::tools::glob::{Glob, MAX_PATTERN_BYTES};
 use crate::tools::input;
 use crate::tools::page::SNIFF_BYTES;
 use crate::tools::place::FileDesk;
-use crate::tools::walk::{Step, Walk};
+use crate::tools::walk::{Each, Skipped, UNREADABLE, Walk};
 use crate::wire::provider::ToolSpec;
 use crate::words::error::{Error, Result};
 use crate::words::scope::EffectiveScope;
@@ -35,8 +35,6 @@ const HITS_PER_FILE: usize = 20;
 const HITS_MAX: usize = 500;
 /// Of a longer matching line only the beginning is shown.
 const HIT_BYTES_MAX: usize = 300;
-/// The longest search pattern.
-const PATTERN_BYTES_MAX: usize = 4096;
 /// One search is over after this time: some expressions take `grep` for ever.
 const SEARCH_TIME_MAX: Duration = Duration::from_secs(60);
 
@@ -105,24 +103,20 @@ impl FileDesk {
     /// When the input is wrong, or the place is not there or may not be read.
     pub fn list_files(&self, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
         let input: ListInput = input::parse("ListFiles", &list_schema(), input)?;
-        let mut walk = self.walk_from(scope, input.path, input.pattern, cancel)?;
         let mut paths: Vec<String> = Vec::new();
-        let mut more = String::new();
-        while let Some(step) = walk.next()? {
-            if paths.len() == PATHS_MAX {
-                more = format!(
-                    "[only the first {PATHS_MAX} paths are listed; narrow \"path\" or \"pattern\"]\n"
-                );
-                break;
-            }
+        let skipped = self.walk_from(scope, input.path, input.pattern, cancel, &mut |step, _| {
             paths.push(step.shown);
-        }
+            Ok(paths.len() <= PATHS_MAX)
+        })?;
+        let is_cut = paths.len() > PATHS_MAX;
+        paths.truncate(PATHS_MAX);
         paths.sort();
-        if paths.is_empty() {
-            paths.push("[no files]".to_owned());
+        let mut text = if paths.is_empty() { "[no files]".to_owned() } else { paths.join("\n") } + "\n";
+        if is_cut {
+            text +=
+                &format!("[only the first {PATHS_MAX} paths are listed; narrow \"path\" or \"pattern\"]\n");
         }
-        let mut text = paths.join("\n") + "\n" + &more;
-        walk.skipped.say(&mut text);
+        skipped.say(&mut text);
         Ok(text)
     }
 
@@ -134,41 +128,51 @@ impl FileDesk {
     pub fn search_files(&self, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
         let input: SearchInput = input::parse("SearchFiles", &search_schema(), input)?;
         let pattern = input.pattern;
-        if pattern.is_empty() || pattern.contains(['\n', '\0']) || pattern.len() > PATTERN_BYTES_MAX {
+        if pattern.is_empty() || pattern.contains(['\n', '\0']) || pattern.len() > MAX_PATTERN_BYTES {
             return Err(Error::told(format!(
-                "SearchFiles: \"pattern\" must have 1 to {PATTERN_BYTES_MAX} bytes and no line break or NUL; lines are searched one by one"
+                "SearchFiles: \"pattern\" must have 1 to {MAX_PATTERN_BYTES} bytes and no line break or NUL; lines are searched one by one"
             )));
         }
-        let mut walk = self.walk_from(scope, input.path, input.glob, cancel)?;
         let kind = if input.plain.unwrap_or(false) { "-F" } else { "-E" };
         let deadline = Instant::now() + SEARCH_TIME_MAX;
-        let mut search =
-            Search { pattern, kind, cancel, deadline, text: String::new(), hits: 0, warning: String::new() };
-        let mut is_over = false;
-        while !is_over && search.hits < HITS_MAX {
-            let mut batch: Vec<(String, File)> = Vec::new();
-            while batch.len() < BATCH && !is_over {
-                match walk.next()? {
-                    Some(step) => batch.extend(candidate(&mut walk, &step).map(|open| (step.shown, open))),
-                    None => is_over = true,
-                }
+        let mut search = Search { pattern, kind, cancel, deadline, text: String::new(), hits: 0 };
+        let mut batch: Vec<(String, File)> = Vec::new();
+        let skipped = self.walk_from(scope, input.path, input.glob, cancel, &mut |step, skipped| {
+            match step.open(self, scope).and_then(|open| searchable(open, skipped)) {
+                Ok(open) => batch.extend(open.map(|open| (step.shown, open))),
+                Err(_) => skipped.count(UNREADABLE),
             }
+            if batch.len() == BATCH {
+                search.run(&batch)?;
+                batch.clear();
+            }
+            Ok(search.hits < HITS_MAX)
+        })?;
+        if search.hits < HITS_MAX {
             search.run(&batch)?; // without any file it still judges the expression
         }
-        let mut text = search.finish();
-        walk.skipped.say(&mut text);
+        let mut text = search.text;
+        if search.hits == 0 {
+            text += "[no matches]\n";
+        } else if search.hits == HITS_MAX {
+            text += &format!(
+                "[{HITS_MAX} matching lines are shown, the most there can be; narrow \"pattern\", \"path\" or \"glob\"]\n"
+            );
+        }
+        skipped.say(&mut text);
         Ok(text)
     }
 
-    /// A walk from `path`, the pod's directory by default. A pattern that begins with `/` names its own start: its
+    /// Walks from `path`, the pod's directory by default. A pattern that begins with `/` names its own start: its
     /// names before the first with a star, question mark or bracket.
-    fn walk_from<'a>(
-        &'a self,
-        scope: &'a EffectiveScope,
+    fn walk_from(
+        &self,
+        scope: &EffectiveScope,
         path: Option<String>,
         pattern: Option<String>,
-        cancel: &'a Cancel,
-    ) -> Result<Walk<'a>> {
+        cancel: &Cancel,
+        each: &mut Each<'_>,
+    ) -> Result<Skipped> {
         let path = path.unwrap_or_else(|| ".".to_owned());
         let (path, pattern) = match pattern {
             Some(pattern) if pattern.starts_with('/') => {
@@ -181,31 +185,23 @@ impl FileDesk {
         };
         let glob = pattern.map(|pattern| Glob::new(&pattern)).transpose()?;
         let found = self.find(&path)?;
-        found.attempt("list", || Walk::start(self, scope, &found, glob, cancel))
+        found.attempt("list", || Walk::run(self, scope, &found, glob, cancel, each))
     }
 }
 
-/// The opened file of a step, if it is worth searching.
-fn candidate(walk: &mut Walk<'_>, step: &Step) -> Option<File> {
-    let open = match walk.open(step) {
-        Ok(open) => open?,
-        Err(error) => {
-            log::debug!("cannot open a file to search it: {error}"); // counted, and said at the end
-            walk.skipped.count("could not be opened");
-            return None;
-        }
-    };
-    if open.metadata().ok()?.len() > SEARCH_BYTES_MAX {
-        walk.skipped.count("files over 16 MiB were not searched");
-        return None;
-    }
+/// An opened file, if it is worth searching.
+fn searchable(open: Option<File>, skipped: &mut Skipped) -> io::Result<Option<File>> {
+    let Some(open) = open else { return Ok(None) };
     let mut head = vec![0; SNIFF_BYTES];
-    let count = open.read_at(&mut head, 0).ok()?;
-    if head.iter().take(count).any(|&byte| byte == 0) {
-        walk.skipped.count("binary files were not searched");
-        return None;
+    let count = open.read_at(&mut head, 0)?;
+    if open.metadata()?.len() > SEARCH_BYTES_MAX {
+        skipped.count("files over 16 MiB were not searched");
+    } else if head.iter().take(count).any(|&byte| byte == 0) {
+        skipped.count("binary files were not searched");
+    } else {
+        return Ok(Some(open));
     }
-    Some(open)
+    Ok(None)
 }
 
 /// The answers of one or more runs of `grep`.
@@ -216,7 +212,6 @@ struct Search<'a> {
     deadline: Instant,
     text: String,
     hits: usize,
-    warning: String,
 }
 
 impl Search<'_> {
@@ -231,8 +226,9 @@ impl Search<'_> {
         if !matches!(code, "0" | "1") && lines.is_empty() && self.hits == 0 {
             return Err(Error::told(format!("cannot search: {} (exit code {code})", harmless_line(&words))));
         }
-        if self.warning.is_empty() {
-            self.warning = harmless_line(&words);
+        let warning = format!("[grep says: {}]\n", cut_end(&harmless_line(&words), 500));
+        if !words.is_empty() && !self.text.contains(&warning) {
+            self.text += &warning;
         }
         let prefix = batch_prefix();
         let (mut last, mut in_file) = ("", 0); // the file of the hit before, and its hits
@@ -272,22 +268,6 @@ impl Search<'_> {
         let output = grep.read_to_end(OUTPUT_BYTES_MAX, Some(self.cancel), self.deadline)?;
         grep.wait(self.deadline)?;
         Ok((String::from_utf8_lossy(&output).into_owned(), grep.error_text(2000)))
-    }
-
-    fn finish(self) -> String {
-        let mut text = self.text;
-        if self.hits == 0 {
-            text.push_str("[no matches]\n");
-        }
-        if self.hits == HITS_MAX {
-            text.push_str(&format!(
-                "[{HITS_MAX} matching lines are shown, the most there can be; narrow \"pattern\", \"path\" or \"glob\"]\n"
-            ));
-        }
-        if !self.warning.is_empty() {
-            text.push_str(&format!("[grep says: {}]\n", cut_end(&self.warning, 500)));
-        }
-        text
     }
 }
 

@@ -4,6 +4,7 @@
 //! start. What git would leave out by a plain name in a `.gitignore` is left out here too; git itself is never
 //! asked. Runs on the turn thread.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -11,13 +12,12 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 use crate::sys::file::{self, EntryKind};
 use crate::sys::wait::Cancel;
 use crate::tools::glob::Glob;
-use crate::tools::place::{FileDesk, Found, Identity, Why, identity, judged_text};
-use crate::words::error::{Error, Result};
+use crate::tools::place::{FileDesk, Found, Why, identity};
+use crate::words::error::Error;
 use crate::words::scope::EffectiveScope;
 use crate::words::text::escape_name;
 
@@ -26,18 +26,43 @@ const ENTRIES_MAX: usize = 200_000;
 const TOO_MANY: &str = "entries were looked at, the most there can be; narrow \"path\"";
 /// Directories below each other: each holds a descriptor open.
 const DEPTH_MAX: usize = 64;
-const TOO_DEEP: &str = "lie more than 64 directories deep and were left out";
+const TOO_DEEP: &str = "directories lie too deep";
 /// A `.gitignore` is read up to here.
 const IGNORE_BYTES_MAX: u64 = 64 << 10;
 
-/// One thing that the walk came to.
-pub(crate) struct Step {
+/// Why something is skipped that the system did not let us open.
+pub(crate) const UNREADABLE: &str = "could not be opened";
+
+/// One file, link or other thing that the walk came to; directories only if they are empty.
+pub(crate) struct Step<'a> {
     /// Its path for the model: relative to the pod's directory where it is below it, escaped.
     pub(crate) shown: String,
     /// What it is, as far as its directory says.
-    pub(crate) kind: EntryKind,
-    name: OsString,
+    kind: EntryKind,
+    directory: &'a OwnedFd,
+    place: &'a Path,
 }
+
+impl Step<'_> {
+    /// Opens it for reading if it is still a regular file that may be read.
+    ///
+    /// # Errors
+    /// As openat(2).
+    pub(crate) fn open(&self, desk: &FileDesk, scope: &EffectiveScope) -> io::Result<Option<File>> {
+        if self.kind != EntryKind::File {
+            return Ok(None);
+        }
+        // The kind is what the directory said; what has the name now is looked at before it is opened for real.
+        let entry =
+            file::open_entry_at(self.directory, Path::new(self.place.file_name().unwrap_or_default()))?;
+        let metadata = entry.metadata()?;
+        let may_read = desk.may_list(scope, self.place, Some(identity(&metadata)));
+        if metadata.is_file() && may_read { file::reopen(&entry).map(Some) } else { Ok(None) }
+    }
+}
+
+/// Takes in one step, and says whether to go on.
+pub(crate) type Each<'a> = dyn FnMut(Step<'_>, &mut Skipped) -> Result<bool, Why> + 'a;
 
 /// What was not looked at, and how much of it.
 #[derive(Default)]
@@ -73,160 +98,125 @@ impl Skipped {
     }
 }
 
+type Entries = Vec<(OsString, EntryKind)>;
 /// Directories that a `.gitignore` leaves out: plain names at any depth, and whole paths.
 type Ignored = HashSet<PathBuf>;
-
-/// One directory that is being walked.
-struct Level {
-    directory: OwnedFd,
-    real: PathBuf,
-    entries: std::vec::IntoIter<(OsString, EntryKind)>,
-    ignored: Rc<Ignored>,
-}
 
 /// A walk over a directory tree, names in order, links not followed.
 pub(crate) struct Walk<'a> {
     desk: &'a FileDesk,
     scope: &'a EffectiveScope,
-    cancel: &'a Cancel,
     glob: Option<Glob>,
+    cancel: &'a Cancel,
     /// The real path of the pod's directory.
     home: PathBuf,
     /// The real path of the directory that the glob is relative to.
     start: PathBuf,
-    levels: Vec<Level>,
     entries_left: usize,
-    pub(crate) skipped: Skipped,
+    skipped: Skipped,
+    each: &'a mut Each<'a>,
 }
 
 impl<'a> Walk<'a> {
-    /// A walk that starts at a directory, or comes to the one file only.
+    /// Gives `each` what matches below a directory, or the one file, until it has enough; returns what was skipped.
     ///
     /// # Errors
-    /// When nothing is there, it may not be read, or it is neither a directory nor a regular file.
-    pub(crate) fn start(
+    /// When nothing is there, it may not be read, it is neither a directory nor a regular file, or the turn was
+    /// cancelled; and those of `each`.
+    pub(crate) fn run(
         desk: &'a FileDesk,
         scope: &'a EffectiveScope,
         found: &Found,
         glob: Option<Glob>,
         cancel: &'a Cancel,
-    ) -> Result<Walk<'a>, Why> {
+        each: &'a mut Each<'a>,
+    ) -> Result<Skipped, Why> {
         desk.judge_read(scope, found)?;
         found.refuse_kernel_view()?;
         let home = file::real_path(file::open_place(&desk.directory)?)?;
-        let ignored = Rc::new(ignored_above(found, &home)?);
-        let (start, levels, skipped) = (found.real.clone(), Vec::new(), Skipped::default());
+        let (start, skipped) = (found.real.clone(), Skipped::default());
         let mut walk =
-            Walk { desk, scope, cancel, glob, home, start, levels, entries_left: ENTRIES_MAX, skipped };
+            Walk { desk, scope, glob, cancel, home, start, entries_left: ENTRIES_MAX, skipped, each };
         if found.is_directory() {
-            walk.enter(file::open_directory_at(&found.at, Path::new("."))?, ignored)?;
+            walk.visit(&found.at, OsStr::new("."), 0, &ignored_above(found, &walk.home)?)?;
         } else {
             found.file()?.ok_or("there is no file or directory")?;
-            let entries: Vec<_> = found.below.iter().map(|name| (name.clone(), EntryKind::File)).collect();
-            let (directory, real) = (found.at.try_clone()?, found.real.clone());
-            walk.levels.push(Level { directory, real, entries: entries.into_iter(), ignored });
+            walk.offer(&found.at, &found.place(), EntryKind::File)?;
         }
-        Ok(walk)
+        Ok(walk.skipped)
     }
 
-    /// The next file, link or other thing that matches; directories only if they are empty.
-    ///
-    /// # Errors
-    /// `Cancelled`.
-    pub(crate) fn next(&mut self) -> Result<Option<Step>> {
-        while let Some(level) = self.levels.last_mut() {
-            if self.cancel.is_set() {
-                return Err(Error::Cancelled);
+    /// Walks one directory; whether to go on.
+    fn visit(&mut self, above: &OwnedFd, name: &OsStr, depth: usize, ignored: &Ignored) -> Result<bool, Why> {
+        let (directory, real, entries) = match self.list(above, name) {
+            Ok(Some(listed)) if depth <= DEPTH_MAX => listed,
+            Ok(None) => return Ok(true),
+            Err(error) if depth == 0 => return Err(error.into()),
+            Ok(Some(_)) | Err(_) => {
+                self.skipped.count(if depth > DEPTH_MAX { TOO_DEEP } else { UNREADABLE });
+                return Ok(true);
             }
-            let Some((name, kind)) = level.entries.next() else {
-                self.levels.pop();
-                continue;
-            };
+        };
+        if entries.is_empty() && depth > 0 {
+            return self.offer(above, &real, EntryKind::Directory);
+        }
+        let mut ignored = Cow::Borrowed(ignored);
+        if entries.iter().any(|(name, _)| name == ".gitignore") {
+            read_ignored(&directory, &real, ignored.to_mut());
+        }
+        for (name, kind) in entries {
+            if self.cancel.is_set() {
+                return Err(Error::Cancelled.into());
+            }
             if self.entries_left == 0 {
                 self.skipped.counts.insert(TOO_MANY, ENTRIES_MAX);
-                return Ok(None);
+                return Ok(false);
             }
             self.entries_left -= 1;
-            let real = level.real.join(&name);
-            let is_ignored =
-                name == ".git" || level.ignored.contains(Path::new(&name)) || level.ignored.contains(&real);
-            if !self.may_show(&real, None) {
-                continue;
-            }
-            if kind != EntryKind::Directory {
-                if self.matches(&real) {
-                    return Ok(Some(Step { shown: self.shown(&real), kind, name }));
-                }
-            } else if is_ignored {
-                self.skipped.directory(self.shown(&real));
-            } else if self.levels.len() >= DEPTH_MAX {
-                self.skipped.count(TOO_DEEP);
-            } else if self.descend(&name) && self.matches(&real) {
-                return Ok(Some(Step { shown: format!("{}/", self.shown(&real)), kind, name }));
+            let place = real.join(&name);
+            let is_ignored = name == ".git" || ignored.contains(Path::new(&name)) || ignored.contains(&place);
+            let is_directory = kind == EntryKind::Directory;
+            let goes_on = if !self.desk.may_list(self.scope, &place, None) {
+                true
+            } else if is_directory && is_ignored {
+                self.skipped.directory(self.shown(&place));
+                true
+            } else if is_directory {
+                self.visit(&directory, &name, depth + 1, &ignored)?
+            } else {
+                self.offer(&directory, &place, kind)?
+            };
+            if !goes_on {
+                return Ok(false);
             }
         }
-        Ok(None)
+        Ok(true)
     }
 
-    /// Opens the file that the walk has just come to; `None` if it is none any more, or may not be read.
-    ///
-    /// # Errors
-    /// As openat(2).
-    pub(crate) fn open(&self, step: &Step) -> io::Result<Option<File>> {
-        let Some(level) = self.levels.last().filter(|_| step.kind == EntryKind::File) else {
-            return Ok(None);
-        };
-        // The kind is what the directory said; what has the name now is looked at before it is opened for real.
-        let entry = file::open_entry_at(&level.directory, Path::new(&step.name))?;
-        let metadata = entry.metadata()?;
-        let is_readable = self.may_show(&level.real.join(&step.name), Some(identity(&metadata)));
-        if metadata.is_file() && is_readable { file::reopen(&entry).map(Some) } else { Ok(None) }
-    }
-
-    /// Goes into a directory; whether it is one that may be read, and empty.
-    fn descend(&mut self, name: &OsStr) -> bool {
-        let Some(level) = self.levels.last() else { return false };
-        let ignored = level.ignored.clone();
-        let entered = file::open_directory_at(&level.directory, Path::new(name))
-            .and_then(|directory| self.enter(directory, ignored));
-        if let Err(error) = &entered {
-            log::debug!("cannot list a directory: {error}"); // counted, and said at the end
-            self.skipped.count("could not be opened");
-        }
-        entered.is_ok_and(|is_empty| is_empty)
-    }
-
-    /// Adds a level for an opened directory, unless it may not be read; whether there is nothing in it.
-    fn enter(&mut self, directory: OwnedFd, mut ignored: Rc<Ignored>) -> io::Result<bool> {
-        let open = File::from(directory.try_clone()?);
+    /// Opens a directory: its real path and its entries; `None` if it may not be read.
+    fn list(&self, above: &OwnedFd, name: &OsStr) -> io::Result<Option<(OwnedFd, PathBuf, Entries)>> {
+        let directory = file::open_directory_at(above, Path::new(name))?;
         let real = file::real_path(&directory)?;
-        let is_view = file::kernel_file_system(&directory)?.is_some();
-        if is_view || !self.may_show(&real, Some(identity(&open.metadata()?))) {
-            return Ok(false);
+        let this = identity(&File::from(directory.try_clone()?).metadata()?);
+        if file::is_kernel_view(&directory)? || !self.desk.may_list(self.scope, &real, Some(this)) {
+            return Ok(None);
         }
         // One more than may be looked at, so that the walk notices the end of its allowance.
         let entries = file::first_entries(directory.try_clone()?, self.entries_left + 1)?;
-        if entries.iter().any(|(name, _)| name == ".gitignore") {
-            read_ignored(&directory, &real, Rc::make_mut(&mut ignored));
+        Ok(Some((directory, real, entries)))
+    }
+
+    fn offer(&mut self, directory: &OwnedFd, place: &Path, kind: EntryKind) -> Result<bool, Why> {
+        let below = place.strip_prefix(&self.start).unwrap_or(place).as_os_str();
+        if self.glob.as_ref().is_some_and(|glob| !glob.matches(below.as_bytes())) {
+            return Ok(true);
         }
-        let is_empty = entries.is_empty();
-        self.levels.push(Level { directory, real, entries: entries.into_iter(), ignored });
-        Ok(is_empty)
+        let shown = self.shown(place) + if kind == EntryKind::Directory { "/" } else { "" };
+        (self.each)(Step { shown, kind, directory, place }, &mut self.skipped)
     }
 
-    /// Whether a real path, which really is this, is neither hidden nor outside the read scope.
-    fn may_show(&self, real: &Path, this: Option<Identity>) -> bool {
-        let lineage: Vec<_> = this.into_iter().map(Some).collect();
-        !self.desk.is_hidden(real, &lineage, true) && self.scope.may_read(&judged_text(real))
-    }
-
-    fn matches(&self, real: &Path) -> bool {
-        let below = real.strip_prefix(&self.start).unwrap_or(real);
-        self.glob.as_ref().is_none_or(|glob| glob.matches(below.as_os_str().as_bytes()))
-    }
-
-    fn shown(&self, real: &Path) -> String {
-        escape_name(real.strip_prefix(&self.home).unwrap_or(real).as_os_str().as_bytes())
+    fn shown(&self, place: &Path) -> String {
+        escape_name(place.strip_prefix(&self.home).unwrap_or(place).as_os_str().as_bytes())
     }
 }
 
@@ -241,9 +231,8 @@ fn ignored_above(found: &Found, home: &Path) -> io::Result<Ignored> {
     Ok(ignored)
 }
 
-/// Adds the plain names of a `.gitignore`, to which git would add all below.
-///
-/// Patterns are left to git; a name that a later line takes back is not left out.
+/// Adds the plain names of a `.gitignore`. Patterns are left to git; a name that a later line takes back is not left
+/// out.
 fn read_ignored(directory: &OwnedFd, real: &Path, ignored: &mut Ignored) {
     let Ok(open) = file::open_at(directory, Path::new(".gitignore")) else { return };
     let is_file = open.metadata().is_ok_and(|metadata| metadata.is_file());
