@@ -42,7 +42,7 @@ pub const COMMANDS: &[Command] = &[
     Command {
         name: "run",
         arguments: "[TASK]",
-        about: "start a root pod here, follow it until all of its pods are quiet, then end them",
+        about: "start a root pod here, follow it until its pods are quiet, then end them; without TASK, each line of input is one",
         flags: &[
             flag("name", "NAME", "its name (default: main)"),
             flag("dir", "DIR", "its working directory (default: this one)"),
@@ -228,7 +228,7 @@ pub fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Asked> {
             let found = find(&topic.join(" "));
             return Ok(Asked::Help(found.map_or_else(help, help_of)));
         }
-        "--version" => return Ok(Asked::Help(format!("insomnia {}\n", env!("CARGO_PKG_VERSION")))),
+        "--version" | "-V" => return Ok(Asked::Help(format!("insomnia {}\n", env!("CARGO_PKG_VERSION")))),
         _ => {}
     }
     let second = words.get(1).and_then(|word| word.to_str()).unwrap_or_default();
@@ -242,6 +242,10 @@ pub fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Asked> {
             words.drain(..1);
             command
         }
+        (None, None) if second.is_empty() || second == "--help" => match help_of_group(&first) {
+            Some(help) => return Ok(Asked::Help(help)),
+            None => return Err(Error::Usage(unknown(&first, ""))),
+        },
         (None, None) => return Err(Error::Usage(unknown(&first, second))),
     };
     let mut parser = lexopt::Parser::from_args(words);
@@ -324,6 +328,13 @@ pub fn help() -> String {
          Example: insomnia run 'write tests for src/parser.rs and make them pass'\n",
     );
     text
+}
+
+/// The commands that begin with this word, such as `scope`.
+fn help_of_group(first: &str) -> Option<String> {
+    let group: Vec<&Command> =
+        COMMANDS.iter().filter(|command| command.name.split(' ').next() == Some(first)).collect();
+    (!group.is_empty()).then(|| group.iter().map(|command| help_of(command)).collect::<Vec<_>>().join("\n"))
 }
 
 fn help_of(command: &Command) -> String {

@@ -3,18 +3,20 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::doors::find::Machine;
 use crate::doors::scope;
-use crate::doors::terminal::answer_line;
+use crate::doors::terminal::try_answer;
 use crate::store::life;
 use crate::store::paths::Directories;
 use crate::sys::clock::random_hex;
-use crate::sys::process;
 use crate::sys::wait::Cancel;
+use crate::sys::{process, signal};
 use crate::tools::stop::{self, Manner};
 use crate::tools::survey;
 use crate::wire::client::{self, Address, Next, Subscription};
@@ -23,6 +25,8 @@ use crate::words::error::{Error, Result};
 use crate::words::protocol::{Method, RunReply, StreamEvent};
 use crate::words::text::{cut_end, harmless, harmless_line};
 
+/// How often the demo looks whether somebody wants it to end.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// No step of the demo takes this long unless something hangs.
 const STEP_LIMIT: Duration = Duration::from_secs(15);
 const SHOWN_BYTES_MAX: usize = 230;
@@ -38,8 +42,33 @@ impl Drop for Place {
     }
 }
 
+/// Set by Ctrl-C, a polite kill, a lost terminal or a reader that has gone: the demo ends, and tidies up.
+#[derive(Debug, Clone, Default)]
+struct Stopped(Arc<AtomicBool>);
+
+impl Stopped {
+    fn listen() -> Result<Stopped> {
+        let stopped = Stopped::default();
+        let theirs = stopped.clone();
+        signal::on_end_signals(move |_| theirs.0.store(true, Ordering::SeqCst))
+            .map_err(|source| Error::io("listen for signals", source))?;
+        Ok(stopped)
+    }
+
+    fn say(&self, line: &str) {
+        if try_answer(&format!("{line}\n")).is_err() {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.0.load(Ordering::SeqCst) { Err(Error::Cancelled) } else { Ok(()) }
+    }
+}
+
 /// A running demo: the root pod and its events.
 struct Demo {
+    stopped: Stopped,
     machine: Machine,
     project: PathBuf,
     root: Address,
@@ -53,8 +82,9 @@ struct Demo {
 /// # Errors
 /// When something cannot be done at all.
 pub fn run() -> Result<bool> {
+    let stopped = Stopped::listen()?;
     let place = make_place()?;
-    let outcome = Demo::start(&place.0).and_then(|mut demo| {
+    let outcome = Demo::start(&place.0, &stopped).and_then(|mut demo| {
         let played = demo.play();
         let ended = demo.end_all();
         played.and(ended).map(|()| demo.surprises)
@@ -62,11 +92,11 @@ pub fn run() -> Result<bool> {
     drop(place);
     let surprises = outcome?;
     if surprises > 0 {
-        answer_line(&format!("\n{surprises} step(s) did not come out as they must; please report this"));
+        stopped.say(&format!("\n{surprises} step(s) did not come out as they must; please report this"));
         return Ok(false);
     }
-    answer_line("\nEvery pod has ended, and the demo's directory is gone.");
-    answer_line("Next: set ANTHROPIC_API_KEY or OPENAI_API_KEY and try: insomnia run 'your task'");
+    stopped.say("\nEvery pod has ended, and the demo's directory is gone.");
+    stopped.say("Next: set ANTHROPIC_API_KEY or OPENAI_API_KEY and try: insomnia run 'your task'");
     Ok(true)
 }
 
@@ -133,7 +163,7 @@ fn script() -> Value {
 }
 
 impl Demo {
-    fn start(place: &Path) -> Result<Demo> {
+    fn start(place: &Path, stopped: &Stopped) -> Result<Demo> {
         let directories = Directories {
             runtime: place.join("run"),
             runtime_reason: "the demo's own",
@@ -142,7 +172,7 @@ impl Demo {
             home: place.to_owned(),
         };
         let project = place.join("project");
-        answer_line(&format!(
+        stopped.say(&format!(
             "A root pod \"lead\" starts in {}. It may write everything there.\nThe models' replies are scripted; processes, sockets, files and scope.lock are real.",
             project.display()
         ));
@@ -168,7 +198,15 @@ impl Demo {
         let ready = launch::launch(wanted, &new_cancel()?)?;
         let root = Address { pod: ready.pod_id.to_string(), socket: ready.socket, life: None };
         let events = client::subscribe(&root, None)?;
-        Ok(Demo { machine: Machine::of(directories)?, project, root, events, step: 0, surprises: 0 })
+        Ok(Demo {
+            machine: Machine::of(directories)?,
+            project,
+            root,
+            events,
+            stopped: stopped.clone(),
+            step: 0,
+            surprises: 0,
+        })
     }
 
     fn play(&mut self) -> Result<()> {
@@ -188,7 +226,7 @@ impl Demo {
         self.title("coder lends a part of its part to a pod of its own");
         self.turn("Let coder delegate the tests.")?;
         self.check(self.has("api/tests/api.rs"), "the tester has written its file");
-        answer_line(&indent(&scope::render(&self.machine, &self.machine.lock.read()?)));
+        self.stopped.say(&indent(&scope::render(&self.machine, &self.machine.lock.read()?)));
 
         self.title("coder is killed with SIGKILL; lead is told, and the scope comes back by itself");
         self.kill("coder")?;
@@ -201,18 +239,18 @@ impl Demo {
         self.check(self.has("docs/index.md"), "lead writes where writer was");
 
         self.title("the final scope list");
-        answer_line(&indent(&scope::render(&self.machine, &self.machine.lock.read()?)));
+        self.stopped.say(&indent(&scope::render(&self.machine, &self.machine.lock.read()?)));
         Ok(())
     }
 
     fn title(&mut self, text: &str) {
         self.step += 1;
-        answer_line(&format!("\n{}. {text}", self.step));
+        self.stopped.say(&format!("\n{}. {text}", self.step));
     }
 
     fn check(&mut self, holds: bool, what: &str) {
         let mark = if holds { "ok" } else { "NOT SO" };
-        answer_line(&format!("   [{mark}] {what}"));
+        self.stopped.say(&format!("   [{mark}] {what}"));
         self.surprises += usize::from(!holds);
     }
 
@@ -230,8 +268,10 @@ impl Demo {
         let deadline = Instant::now() + STEP_LIMIT;
         let mut results = Vec::new();
         loop {
-            let event = match self.events.next(deadline)? {
+            self.stopped.check()?;
+            let event = match self.events.next(deadline.min(Instant::now() + LOOK_AGAIN))? {
                 Next::Event(event) => event,
+                Next::Nothing if Instant::now() < deadline => continue,
                 Next::Nothing => return Err(Error::told("the demo hangs: no event came for 15 s")),
                 Next::Over => return Err(Error::told("the demo's root pod ended too early")),
             };
@@ -268,7 +308,7 @@ impl Demo {
     fn show(&self, who: &str, text: &str) {
         let project = format!("{}/", self.project.display());
         let text = cut_end(&harmless_line(&text.replace(&project, "")), SHOWN_BYTES_MAX);
-        answer_line(&format!("   {who} {text}"));
+        self.stopped.say(&format!("   {who} {text}"));
     }
 
     fn kill(&self, pod: &str) -> Result<()> {
@@ -276,7 +316,7 @@ impl Demo {
         if life::probe(self.machine.lock.runtime(), &entry.life) != life::Holding::Held {
             return Err(Error::told(format!("pod \"{pod}\" is dead already")));
         }
-        answer_line(&format!("   kill -9 {}", entry.pid));
+        self.stopped.say(&format!("   kill -9 {}", entry.pid));
         process::kill_exactly(entry.pid.get(), entry.start_time)
             .map_err(|source| Error::io(format!("kill pod \"{pod}\""), source))
     }
@@ -291,6 +331,7 @@ impl Demo {
                     .map_err(|(pod_id, error)| Error::told(format!("pod \"{pod_id}\" lives on: {error}")))?;
             }
         }
+        self.title("everything is stopped");
         let left = self.machine.lock.read()?;
         let addresses: Vec<_> = left.allocations().iter().map(survey::address_of).collect();
         self.check(addresses.is_empty(), "nobody is left");

@@ -15,7 +15,7 @@ use crate::words::identity::PodId;
 use crate::words::text::harmless_line;
 
 /// The directories and the lock that a command works with.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Machine {
     /// Insomnia's directories.
     pub directories: Directories,

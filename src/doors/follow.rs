@@ -1,6 +1,8 @@
 //! Showing a pod's events as they come, in plain lines or as JSON.
 
-use crate::doors::terminal::{answer, talk, talk_line};
+use std::io;
+
+use crate::doors::terminal::{talk, talk_line, try_answer};
 use crate::words::message::{Item, TurnResult};
 use crate::words::protocol::StreamEvent;
 use crate::words::text::{cut_end, harmless, harmless_line};
@@ -26,6 +28,8 @@ pub enum Style {
 pub struct Follower {
     style: Style,
     in_line: bool,
+    /// Why standard output takes no more; nothing is written there from then on.
+    pub unheard: Option<io::Error>,
     /// The text of the model's last reply that had any.
     pub last_text: String,
     /// How the last turn ended.
@@ -47,14 +51,14 @@ impl Follower {
     /// A follower of this style.
     #[must_use]
     pub fn new(style: Style) -> Follower {
-        Follower { style, in_line: false, last_text: String::new(), last_end: None }
+        Follower { style, in_line: false, unheard: None, last_text: String::new(), last_end: None }
     }
 
     /// Shows one event.
     pub fn show(&mut self, event: &StreamEvent) {
         self.remember(event);
         match self.style {
-            Style::Json => answer(&event.to_line()),
+            Style::Json => self.answer(&event.to_line()),
             Style::Text | Style::Talk => self.show_plainly(event),
             Style::Quiet => {}
         }
@@ -111,16 +115,36 @@ impl Follower {
                 self.line(&format!("-- turn {turn} {result}{why}"));
             }
             StreamEvent::Dropped { reason } => self.line(&format!("-- the stream ended: {reason}")),
-            StreamEvent::Status { .. } | StreamEvent::Item(_) => {}
+            StreamEvent::Item(logged) => match &logged.item {
+                Item::Assistant(_) => self.end_line(),
+                Item::Input { text, from } => {
+                    let from = from.as_ref().map_or("a person".to_owned(), |pod| format!("pod {pod}"));
+                    self.line(&format!(">> {from}: {}", cut_end(&harmless_line(text), LINE_BYTES_MAX)));
+                }
+                Item::Session { .. }
+                | Item::TurnStarted { .. }
+                | Item::Notification { .. }
+                | Item::ToolResult { .. }
+                | Item::ModelError { .. }
+                | Item::TurnEnded { .. } => {}
+            },
+            StreamEvent::Status { .. } => {}
+        }
+    }
+
+    /// Writes to standard output as long as that works.
+    pub fn answer(&mut self, text: &str) {
+        if self.unheard.is_none() {
+            self.unheard = try_answer(text).err();
         }
     }
 
     fn text(&mut self, text: &str) {
         let shown = harmless(text);
         if self.style == Style::Text {
-            answer(&shown)
+            self.answer(&shown);
         } else {
-            talk(&shown)
+            talk(&shown);
         }
         self.in_line = !shown.ends_with('\n');
     }
@@ -128,7 +152,7 @@ impl Follower {
     /// Ends a line of streaming text, so that what follows begins a new one.
     pub fn end_line(&mut self) {
         if std::mem::take(&mut self.in_line) {
-            if self.style == Style::Text { answer("\n") } else { talk("\n") }
+            if self.style == Style::Text { self.answer("\n") } else { talk("\n") }
         }
     }
 

@@ -161,7 +161,10 @@ fn launch(given: Vec<OsString>) -> ExitCode {
         Ok(NotReady { error, log }) => {
             talk_line(&format!("pod: {error}"));
             if let Some(path) = log {
-                talk_line(&format!("its log is \"{}\", which ends:\n{}", path.display(), tail(&path)));
+                let end = tail(&path);
+                let end =
+                    if end.is_empty() { " and is empty".to_owned() } else { format!(", which ends:\n{end}") };
+                talk_line(&format!("its log is \"{}\"{end}", path.display()));
             }
             ExitCode::FAILURE
         }

@@ -3,7 +3,7 @@
 use std::io::{BufRead, IsTerminal};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -21,8 +21,9 @@ use crate::tools::survey;
 use crate::wire::client::{self, Address, Next, Subscription};
 use crate::wire::launch::{self, Launch, Ready};
 use crate::words::error::{Error, Result};
+use crate::words::limits::{Limits, MAX_LINE_BYTES};
 use crate::words::message::TurnResult;
-use crate::words::protocol::{CancelReply, Method, RunReply, Status, StatusReply, StreamEvent};
+use crate::words::protocol::{CancelReply, ErrorCode, Method, RunReply, Status, StatusReply, StreamEvent};
 use crate::words::text::harmless;
 
 /// How often the tree is looked at while nothing comes from its root.
@@ -33,18 +34,24 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 struct Interrupts {
     presses: Arc<AtomicUsize>,
     hang_ups: Arc<AtomicUsize>,
+    /// Whether nothing runs and the main thread waits for a line, which a signal does not wake.
+    at_prompt: Arc<AtomicBool>,
 }
 
 impl Interrupts {
-    fn listen() -> Result<Interrupts> {
+    fn listen(machine: &Machine, pod_id: &str) -> Result<Interrupts> {
         let interrupts = Interrupts::default();
-        let theirs = interrupts.clone();
+        let (theirs, machine, pod_id) = (interrupts.clone(), machine.clone(), pod_id.to_owned());
         let count = move |signal| {
             let counter = match signal {
                 EndSignal::Interrupt | EndSignal::Terminate => &theirs.presses,
                 EndSignal::HangUp => &theirs.hang_ups,
             };
             counter.fetch_add(1, Ordering::SeqCst);
+            if signal != EndSignal::HangUp && theirs.at_prompt.load(Ordering::SeqCst) {
+                let ended = stop_tree(&machine, &pod_id);
+                signal::exit_now(i32::from(ended.is_err()));
+            }
         };
         signal::on_end_signals(count).map_err(|source| Error::io("listen for signals", source))?;
         Ok(interrupts)
@@ -72,6 +79,8 @@ enum Over {
     Interrupted,
     /// The terminal is gone.
     HungUp,
+    /// Nobody reads standard output any more.
+    Unheard,
     /// The root pod has ended.
     Ended,
 }
@@ -79,19 +88,30 @@ enum Over {
 /// Runs the command. The answer is whether the root's last turn finished.
 ///
 /// # Errors
-/// When the pod cannot be started or reached.
+/// When the pod cannot be started or reached; what was started is ended then.
 pub fn run(machine: &Machine, given: &Given) -> Result<bool> {
-    let ready = launch_root(machine, given)?;
-    let pod_id = ready.pod_id.to_string();
-    let root = Address { pod: pod_id.clone(), socket: ready.socket.clone(), life: None };
-    let task = given.words.first();
-    if given.has("detach") {
-        if let Some(task) = task {
-            client::ask::<RunReply>(&root, None, Method::Run { input: task.clone() })?;
-        }
-        answer_line(&json!(ready).to_string());
-        return Ok(true);
+    if given.words.first().is_some_and(|task| task.trim().is_empty()) {
+        return Err(Error::Usage("the task is empty".into()));
     }
+    let ready = launch_root(machine, given)?;
+    let root = Address { pod: ready.pod_id.to_string(), socket: ready.socket.clone(), life: None };
+    let outcome = if given.has("detach") {
+        let task = given.words.first().cloned();
+        let accepted = task.map_or(Ok(()), |task| give_task(&root, task));
+        accepted.map(|()| {
+            answer_line(&json!(ready).to_string());
+            true
+        })
+    } else {
+        follow_root(machine, given, &root)
+    };
+    if outcome.is_err() {
+        stop_tree(machine, &root.pod)?;
+    }
+    outcome
+}
+
+fn follow_root(machine: &Machine, given: &Given, root: &Address) -> Result<bool> {
     let style = match (given.has("json"), given.has("quiet"), answers_to_a_person()) {
         (true, _, _) => Style::Json,
         (false, true, _) => Style::Quiet,
@@ -100,45 +120,70 @@ pub fn run(machine: &Machine, given: &Given) -> Result<bool> {
     };
     let mut followed = Followed {
         machine,
-        events: client::subscribe(&root, None)?,
-        root,
-        pod_id,
+        events: client::subscribe(root, None)?,
+        root: root.clone(),
+        pod_id: root.pod.clone(),
         follower: Follower::new(style),
-        interrupts: Interrupts::listen()?,
+        interrupts: Interrupts::listen(machine, &root.pod)?,
         presses_seen: 0,
         waiting_for: String::new(),
     };
-    followed.follower.say(&format!(
-        "-- pod {} (pid {}) in {}",
-        followed.pod_id,
-        ready.pid,
-        given.value("dir").unwrap_or(".")
-    ));
-    let status: StatusReply = client::ask(&followed.root, None, Method::Status)?;
+    let status: StatusReply = client::ask(root, None, Method::Status)?;
+    let writes: Vec<String> =
+        status.scope.iter().filter(|rule| rule.writes()).map(ToString::to_string).collect();
+    let writes = if writes.is_empty() { "nothing".to_owned() } else { writes.join(", ") };
+    followed.follower.say(&format!("-- pod {} (pid {}) may write {writes}", root.pod, status.pid));
     if !status.sandbox.starts_with('1') {
         followed.follower.say(&format!("-- shell {}", status.sandbox));
     }
-    let over = match task {
+    let over = match given.words.first() {
         Some(task) => followed.one_task(task)?,
         None => followed.lines_from_input()?,
     };
     followed.follower.end_line();
-    if matches!(style, Style::Talk | Style::Quiet) && !followed.follower.last_text.is_empty() {
-        answer_line(&harmless(&followed.follower.last_text));
+    let finished = followed.follower.last_end.as_ref().is_none_or(|end| end.result == TurnResult::Finished);
+    let is_answer = finished && over != Over::Ended && !followed.follower.last_text.is_empty();
+    if is_answer && matches!(style, Style::Talk | Style::Quiet) {
+        let text = format!("{}\n", harmless(&followed.follower.last_text));
+        followed.follower.answer(&text);
     }
     match over {
         Over::HungUp => return Ok(true), // as --detach: the pods live on and nobody listens
         Over::Quiet | Over::Interrupted if given.has("keep") => {
-            followed.follower.say(&format!(
-                "-- pod {} lives on; \"insomnia stop {} --tree\" ends it",
-                followed.pod_id, followed.pod_id
-            ));
+            let said = format!("-- pod {} lives on; \"insomnia stop {} --tree\" ends it", root.pod, root.pod);
+            followed.follower.say(&said);
         }
-        Over::Quiet | Over::Interrupted => followed.stop_tree()?,
-        Over::Ended => followed.follower.say("-- the pod has ended"),
+        Over::Quiet | Over::Interrupted | Over::Unheard => stop_tree(machine, &root.pod)?,
+        Over::Ended => followed.say_who_lives_on()?,
     }
-    let finished = followed.follower.last_end.is_none_or(|end| end.result == TurnResult::Finished);
-    Ok(finished && over == Over::Quiet)
+    match followed.follower.unheard.take() {
+        Some(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::io("write to standard output", error))
+        }
+        Some(_) => Ok(true),
+        None => Ok(finished && over == Over::Quiet),
+    }
+}
+
+fn give_task(root: &Address, task: String) -> Result<()> {
+    let bytes = task.len();
+    client::ask::<RunReply>(root, None, Method::Run { input: task }).map(|_| ()).map_err(|error| match error {
+        Error::Peer(refusal) if refusal.code == ErrorCode::TooLarge => Error::told(format!(
+            "the task has {bytes} bytes, more than a request line may have ({MAX_LINE_BYTES}); put it into a file and name the file"
+        )),
+        other => other,
+    })
+}
+
+/// Ends the pod and all below it; one that cannot be ended is named.
+fn stop_tree(machine: &Machine, pod_id: &str) -> Result<()> {
+    let Ok(root) = machine.living(pod_id) else { return Ok(()) };
+    let cancel = Cancel::new().map_err(|source| Error::io("make an event descriptor", source))?;
+    let manner = Manner { from: None, limit: Limits::default().stop(), ask: true, cancel: &cancel };
+    for (pod_id, error) in stop::stop_tree(&machine.lock, &root, manner).into_iter().filter_map(Result::err) {
+        talk_line(&format!("pod \"{pod_id}\" lives on: {error}"));
+    }
+    Ok(())
 }
 
 fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {
@@ -173,7 +218,8 @@ fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {
             .map_err(|source| Error::io(format!("read manifest \"{path}\""), source))?;
         layers.push(Layer::parse(&text, Source::Overlay, path, &current)?);
     }
-    layers.push(Layer::overlay(&overlay, "command line")?);
+    let flags = Layer::overlay(&overlay, "command line").map_err(|error| Error::Usage(error.to_string()))?;
+    layers.push(flags);
     let settings = manifest::gather(&machine.directories.config, &directory, layers)?;
 
     let text = directory.to_string_lossy().into_owned();
@@ -219,7 +265,7 @@ fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {
 
 impl Followed<'_> {
     fn one_task(&mut self, task: &str) -> Result<Over> {
-        client::ask::<RunReply>(&self.root, None, Method::Run { input: task.to_owned() })?;
+        give_task(&self.root, task.to_owned())?;
         self.follow()
     }
 
@@ -232,7 +278,10 @@ impl Followed<'_> {
                 self.follower.end_line();
                 talk("> ");
             }
-            let Some(line) = lines.next() else { return Ok(Over::Quiet) };
+            self.interrupts.at_prompt.store(true, Ordering::SeqCst);
+            let next = lines.next();
+            self.interrupts.at_prompt.store(false, Ordering::SeqCst);
+            let Some(line) = next else { return Ok(Over::Quiet) };
             let line = line.map_err(|source| Error::io("read a line from standard input", source))?;
             if line.trim().is_empty() {
                 continue;
@@ -255,6 +304,9 @@ impl Followed<'_> {
                 Next::Nothing => true,
                 Next::Over => return Ok(Over::Ended),
             };
+            if self.follower.unheard.is_some() {
+                return Ok(Over::Unheard);
+            }
             if let Some(over) = self.look_at_signals()? {
                 return Ok(over);
             }
@@ -324,16 +376,23 @@ impl Followed<'_> {
         Ok(Some(turns.collect()))
     }
 
-    fn stop_tree(&mut self) -> Result<()> {
-        let Ok(root) = self.machine.living(&self.pod_id) else { return Ok(()) };
-        let cancel = Cancel::new().map_err(|source| Error::io("make an event descriptor", source))?;
-        let limit = crate::words::limits::Limits::default().stop();
-        let manner = Manner { from: None, limit, ask: true, cancel: &cancel };
-        for outcome in stop::stop_tree(&self.machine.lock, &root, manner) {
-            if let Err((pod_id, error)) = outcome {
-                talk_line(&format!("pod \"{pod_id}\" lives on: {error}"));
-            }
-        }
+    fn say_who_lives_on(&mut self) -> Result<()> {
+        let table = self.machine.lock.read()?;
+        let mine = format!("{}/", self.pod_id);
+        let orphans = table
+            .allocations()
+            .iter()
+            .filter(|a| a.spawned_by.as_ref().is_some_and(|by| by.starts_with(&mine)));
+        let orphans: Vec<&str> = orphans.map(|a| a.pod_id.as_str()).collect();
+        let orphans = if orphans.is_empty() {
+            String::new()
+        } else {
+            format!("; these live on: {}", orphans.join(", "))
+        };
+        let pod = &self.pod_id;
+        talk_line(&format!(
+            "pod {pod} has ended before its work did{orphans}; \"insomnia resume {pod}\" goes on with it"
+        ));
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! The commands that ask one pod: send, read, history, log, attach, stop, cancel, resume; and list.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -17,9 +18,11 @@ use crate::tools::stop::{self, Manner, Stopped};
 use crate::tools::survey;
 use crate::wire::client::{self, Next};
 use crate::wire::launch::{self, Launch};
+use crate::words::allocation::Allocation;
 use crate::words::error::{Error, Result};
+use crate::words::identity::PodId;
 use crate::words::limits::{Limits, MAX_LAST_RESPONSE_BYTES};
-use crate::words::message::{Item, Summary, TurnResult};
+use crate::words::message::{Item, LoggedItem, Summary, TurnResult};
 use crate::words::protocol::{CancelReply, Method, OutputReply, RunReply, Status, StatusReply};
 use crate::words::text::{cut_end, harmless, harmless_line};
 
@@ -33,6 +36,9 @@ const WAIT_STEP: Duration = Duration::from_secs(1);
 pub fn send(machine: &Machine, given: &Given) -> Result<bool> {
     let address = machine.address(given.word(0, "POD")?)?;
     let input = given.word(1, "TEXT")?.to_owned();
+    if input.trim().is_empty() {
+        return Err(Error::Usage("TEXT is empty".into()));
+    }
     let mut events = if given.has("wait") { Some(client::subscribe(&address, None)?) } else { None };
     let reply: RunReply = client::ask(&address, None, Method::Run { input })?;
     let Some(events) = &mut events else {
@@ -89,6 +95,14 @@ pub fn read(machine: &Machine, given: &Given) -> Result<bool> {
         answer_line(&json!(output).to_string());
     } else {
         answer_line(&harmless(&output.text));
+        if output.text.is_empty() && since.is_none() {
+            let how =
+                output.last_result.map_or("has not said anything yet", |_| "ended before it said anything");
+            talk_line(&format!(
+                "turn {} {how}; \"insomnia read {pod} --since 0\" shows all before it",
+                output.turn
+            ));
+        }
         if output.more {
             talk_line(&format!("there is more: insomnia read {pod} --since {}", output.cursor));
         }
@@ -109,7 +123,7 @@ pub fn history(machine: &Machine, given: &Given) -> Result<bool> {
             answer(&if given.has("json") {
                 format!("{}\n", json!(logged))
             } else {
-                describe(number, &logged.item)
+                describe(number, &logged)
             });
         }
         since = cursor;
@@ -119,8 +133,8 @@ pub fn history(machine: &Machine, given: &Given) -> Result<bool> {
     }
 }
 
-fn describe(number: u64, item: &Item) -> String {
-    let text = match item {
+fn describe(number: u64, logged: &LoggedItem) -> String {
+    let text = match &logged.item {
         Item::Session { pod_id, program, .. } => format!("session of pod {pod_id} (insomnia {program})"),
         Item::TurnStarted { turn, cause } => {
             format!("turn {turn} begins ({})", format!("{cause:?}").to_lowercase())
@@ -141,7 +155,8 @@ fn describe(number: u64, item: &Item) -> String {
             format!("turn {turn} {}{why}", format!("{result:?}").to_lowercase())
         }
     };
-    format!("{number:>5}  {}\n", harmless(&text).replace('\n', "\n       "))
+    let at = clock::compact_utc(logged.at);
+    format!("{number:>5} {at} {}\n", harmless(&text).replace('\n', "\n      "))
 }
 
 /// `insomnia log POD`.
@@ -205,7 +220,7 @@ pub fn stop(machine: &Machine, given: &Given) -> Result<bool> {
     for one in outcome {
         match one {
             Ok(stopped) if given.has("json") => rows.push(json!(stopped)),
-            Ok(stopped) => answer(&describe_stop(&stopped)),
+            Ok(stopped) => answer(&describe_stop(&stopped, given)),
             Err((pod_id, error)) => {
                 all = false;
                 rows.push(json!({ "pod_id": pod_id, "error": error.to_string() }));
@@ -219,9 +234,10 @@ pub fn stop(machine: &Machine, given: &Given) -> Result<bool> {
     Ok(all)
 }
 
-fn describe_stop(stopped: &Stopped) -> String {
+fn describe_stop(stopped: &Stopped, given: &Given) -> String {
     let how = match stopped.how {
         stop::End::Graceful => "ended",
+        stop::End::Killed if given.has("kill") => "was killed",
         stop::End::Killed => "did not obey and was killed",
         stop::End::AlreadyEnded => "had ended already",
     };
@@ -232,12 +248,11 @@ fn describe_stop(stopped: &Stopped) -> String {
         format!("{} is free", scope.join(", "))
     };
     let mut text = format!("pod {} {how}; {scope}\n", stopped.pod_id);
-    for survivor in &stopped.survivors {
-        text.push_str(&format!(
-            "  pod {} lives on and keeps {}\n",
-            survivor.pod_id,
-            survivor.keeps.join(", ")
-        ));
+    // With the tree they are stopped next.
+    for survivor in stopped.survivors.iter().filter(|_| !given.has("tree")) {
+        let (pod, keeps) = (&survivor.pod_id, &survivor.keeps);
+        let keeps = if keeps.is_empty() { String::new() } else { format!(" and keeps {}", keeps.join(", ")) };
+        text.push_str(&format!("  pod {pod} lives on{keeps}; \"insomnia stop {pod} --tree\" ends it\n"));
     }
     harmless(&text)
 }
@@ -267,6 +282,18 @@ pub fn resume(machine: &Machine, given: &Given) -> Result<bool> {
     }
     let address = machine.address(pod)?;
     let status: StatusReply = client::ask(&address, None, Method::Status)?;
+    if starts {
+        let had = Session::open_to_read(Path::new(&status.state_dir))?.first_scope()?;
+        for rule in had.iter().filter(|rule| rule.writes() && !status.scope.contains(rule)) {
+            let who = machine
+                .lock
+                .read()?
+                .holders(rule.path())
+                .last()
+                .map(|holder| format!(": pod {} holds it now", holder.pod_id));
+            talk_line(&format!("pod {pod} has lost {rule}{}", who.unwrap_or_default()));
+        }
+    }
     if starts && status.status != Status::Paused {
         let plain = format!("pod {} goes on with its session and is {}", address.pod, status.status);
         answer_line(&if given.has("json") { json!(status).to_string() } else { plain });
@@ -302,18 +329,20 @@ fn start_again(machine: &Machine, pod: &str) -> Result<()> {
 /// When the lock cannot be read.
 pub fn list(machine: &Machine, given: &Given) -> Result<bool> {
     let lock_table = machine.lock.read()?;
-    let entries = lock_table.allocations();
-    let addresses: Vec<_> = entries.iter().map(survey::address_of).collect();
+    let is_alive = |entry: &&Allocation| !life::is_dead(machine.lock.runtime(), entry);
+    let entries: Vec<&Allocation> = lock_table.allocations().iter().filter(is_alive).collect();
+    let addresses: Vec<_> = entries.iter().map(|entry| survey::address_of(entry)).collect();
     let answers = survey::ask_all(&addresses, None);
     let mut pods: Vec<Value> = Vec::new();
     for (entry, asked) in entries.iter().zip(answers) {
         pods.push(match asked {
-            Some(status) => json!(status),
+            // Who it belongs to now, which may not be the one that spawned it.
+            Some(status) => json!(StatusReply { spawner: entry.delegated_from.clone(), ..status }),
             None => unanswered(machine, entry),
         });
     }
     if given.has("all") {
-        let living = |id: &crate::words::identity::PodId| lock_table.get(id).is_some();
+        let living = |id: &PodId| entries.iter().any(|entry| entry.pod_id == *id);
         let ids = session::pod_ids(&machine.directories.state).into_iter().filter(|id| !living(id));
         pods.extend(ids.filter_map(|id| ended(machine, &id)));
     }
@@ -354,30 +383,24 @@ fn row(pod: &Value) -> Vec<String> {
     ]
 }
 
-/// A pod that lives but does not answer, or whose entry waits to be reclaimed, as far as its session tells.
-fn unanswered(machine: &Machine, entry: &crate::words::allocation::Allocation) -> Value {
+/// A pod that lives but does not answer, as far as its session tells.
+fn unanswered(machine: &Machine, entry: &Allocation) -> Value {
     let folder = survey::session_folder(&machine.directories.state, &entry.pod_id, &entry.life);
     let summary = folder
         .as_deref()
         .and_then(|folder| Session::open_to_read(folder).ok())
         .map(|session| session.summary());
     let summary = summary.unwrap_or_default();
-    let is_dead = life::is_dead(machine.lock.runtime(), entry);
-    let status = if is_dead { Status::Stopped } else { survey::last_known(&summary) };
     let state_dir = folder.map(|folder| folder.to_string_lossy().into_owned()).unwrap_or_default();
     json!(StatusReply {
         pod_id: entry.pod_id.clone(),
         name: entry.name.clone(),
         pid: entry.pid,
         life: entry.life.clone(),
-        status,
-        detail: if is_dead {
-            "has ended; its scope is free".into()
-        } else {
-            "lives but does not answer".into()
-        },
+        status: survey::last_known(&summary),
+        detail: "lives but does not answer".into(),
         since: entry.since,
-        answers: is_dead,
+        answers: false,
         protocol: 0,
         version: String::new(),
         scope: entry.scope_allow.clone(),
@@ -388,14 +411,14 @@ fn unanswered(machine: &Machine, entry: &crate::words::allocation::Allocation) -
         last_result: summary.last_result,
         usage: summary.usage,
         spawner: entry.delegated_from.clone(),
-        log: session::log_path(std::path::Path::new(&state_dir)).to_string_lossy().into_owned(),
+        log: session::log_path(Path::new(&state_dir)).to_string_lossy().into_owned(),
         state_dir,
         queued: 0,
         events_in_flight: 0,
     })
 }
 
-fn ended(machine: &Machine, id: &crate::words::identity::PodId) -> Option<Value> {
+fn ended(machine: &Machine, id: &PodId) -> Option<Value> {
     let folder = session::folders_of(&machine.directories.state, id).into_iter().next()?;
     let summary = Session::open_to_read(&folder).ok()?.summary();
     Some(json!({

@@ -10,10 +10,21 @@ use crate::words::text::harmless;
 /// Writes a piece of the answer to standard output. A reader that has gone ends the program quietly, as
 /// `insomnia scope list | head -1` expects.
 pub fn answer(text: &str) {
-    let mut out = io::stdout().lock();
-    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        exit_now(i32::from(error.kind() != io::ErrorKind::BrokenPipe));
+    let Err(error) = try_answer(text) else { return };
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        exit_now(0);
     }
+    talk_line(&format!("insomnia: cannot write to standard output: {error}"));
+    exit_now(1);
+}
+
+/// Writes a piece of the answer, for those who have something to tidy up when nobody reads it.
+///
+/// # Errors
+/// `BrokenPipe` when the reader has gone, else as write(2).
+pub fn try_answer(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
 /// Writes a line of the answer.

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -189,7 +190,7 @@ fn register(
             (resumed.entry, resumed.lost)
         } else {
             let entry = root(table.free_id(&name), name, scope_allow)?;
-            let refused = |refusal| Error::told(format!("cannot start pod \"{}\": {refusal}", entry.pod_id));
+            let refused = |refusal| Error::told(format!("cannot start pod \"{}\": {refusal}", entry.name));
             table.register(entry.clone(), &manifest.limits).map_err(refused)?;
             (entry, Vec::new())
         };
@@ -343,7 +344,11 @@ fn begin_log(path: &Path) -> Result<()> {
     let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned());
     let target = env_logger::Target::Pipe(Box::new(file));
     // A second logger in one process happens in tests only; the first one stays.
-    let _ = env_logger::Builder::new().parse_filters(&filter).target(target).try_init();
+    let line = |out: &mut env_logger::fmt::Formatter, record: &log::Record<'_>| {
+        let at = clock::compact_utc(clock::now_millis());
+        writeln!(out, "{at} {:5} {}", record.level(), record.args())
+    };
+    let _ = env_logger::Builder::new().parse_filters(&filter).format(line).target(target).try_init();
     Ok(())
 }
 

@@ -73,8 +73,11 @@ impl Directories {
         let home = absolute("HOME");
         let below = |variable: &str, rest: &str| {
             let base = absolute(variable).or_else(|| home.as_ref().map(|home| home.join(rest)));
-            base.map(|base| base.join("insomnia"))
-                .ok_or_else(|| Error::told(format!("neither HOME nor {variable} is set; set one of them")))
+            base.map(|base| base.join("insomnia")).ok_or_else(|| {
+                Error::told(format!(
+                    "neither HOME nor {variable} is set to an absolute path; set one of them"
+                ))
+            })
         };
         Ok(Directories {
             runtime,

@@ -16,6 +16,7 @@ use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, PodId};
 use crate::words::limits::MAX_PAGE_BYTES;
 use crate::words::message::{Item, LoggedItem, Summary};
+use crate::words::scope::Rule;
 
 const HISTORY: &str = "history.jsonl";
 const INBOX: &str = "inbox.jsonl";
@@ -273,6 +274,18 @@ impl Session {
         let items = items.map_err(|error| failed(error.into()))?;
         let cursor = since + items.len() as u64;
         Ok(Page { items, cursor, more: cursor < count })
+    }
+
+    /// The rules that the pod was started with first.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn first_scope(&self) -> Result<Vec<Rule>> {
+        let first = self.page(0)?.items.into_iter().next();
+        Ok(match first.map(|logged| logged.item) {
+            Some(Item::Session { scope, .. }) => scope,
+            Some(_) | None => Vec::new(),
+        })
     }
 
     /// All items, for the conversation of a session that is continued.

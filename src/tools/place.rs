@@ -238,10 +238,11 @@ impl Found {
         self.below.is_empty()
     }
 
-    /// How answers and errors call it: as asked, and where that really is.
+    /// How answers and errors call it: as asked, and where that really is if links or `..` led elsewhere.
     pub(crate) fn named(&self) -> String {
         let place = escape_name(self.place().as_os_str().as_bytes());
-        let really = if place == self.asked { String::new() } else { format!(" (really \"{place}\")") };
+        let is_as_asked = place == self.asked || place.ends_with(&format!("/{}", self.asked));
+        let really = if is_as_asked { String::new() } else { format!(" (really \"{place}\")") };
         format!("\"{}\"{really}", self.asked)
     }
 

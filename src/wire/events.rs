@@ -122,11 +122,11 @@ impl EventSender {
             Address { pod: "spawner".into(), socket: callback.socket.clone(), life: callback.life.clone() };
         let Err(first) = self.report(&spawner, event.clone(), limit()) else { return };
         let Some(ancestor) = ancestor(self) else {
-            log::warn!("nobody heard the report {event:?}: {first}"); // every ancestor is dead
+            log::info!("nobody is there to hear that this pod {}: {first}", event.in_words()); // every ancestor is dead
             return;
         };
         if let Err(second) = self.report(&ancestor, event.clone(), limit()) {
-            log::warn!("nobody heard the report {event:?}: {first}; {second}"); // its watcher sees the end
+            log::warn!("nobody heard that this pod {}: {first}; {second}", event.in_words()); // its watcher sees the end
         }
     }
 

@@ -109,11 +109,18 @@ pub fn launch(wanted: Launch<'_>, cancel: &Cancel) -> Result<Ready> {
     }
     let said = running.error_text(OUTPUT_BYTES_MAX);
     let said = said.trim();
+    let code = status.as_ref().ok().and_then(std::process::ExitStatus::code);
     let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
     let reason = match (said.is_empty(), output.is_empty()) {
         (true, true) => "it said nothing",
         (true, false) => "what it printed is no ready line",
         (false, _) => said,
     };
-    Err(Error::told(format!("the pod did not start ({how}): {}", cut_end(reason, REASON_BYTES_MAX))))
+    let reason = cut_end(reason, REASON_BYTES_MAX);
+    // A pod of ours says itself that it could not start, and why.
+    match (reason.strip_prefix("pod: "), code) {
+        (Some(own_words), Some(2)) => Err(Error::Usage(own_words.replace("; see \"pod --help\"", ""))),
+        (Some(own_words), _) => Err(Error::told(own_words)),
+        (None, _) => Err(Error::told(format!("the pod did not start ({how}): {reason}"))),
+    }
 }

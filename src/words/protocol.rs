@@ -447,6 +447,17 @@ impl TryFrom<EventFields> for PodEvent {
 }
 
 impl PodEvent {
+    /// What happened, as "this pod ..." goes on.
+    #[must_use]
+    pub fn in_words(&self) -> &'static str {
+        match self {
+            PodEvent::TurnEnded { .. } => "finished a turn",
+            PodEvent::Errored { .. } => "did not finish a turn",
+            PodEvent::ShutDown { .. } => "ended",
+            PodEvent::ScopeSubDelegated { .. } => "started another",
+        }
+    }
+
     /// The pod that reports.
     #[must_use]
     pub fn reporter(&self) -> &PodId {

@@ -254,7 +254,9 @@ fn what_is_not_there_is_said_clearly() {
     check(&["fly"], 2, "there is no command \"fly\"");
     check(&["read", "x", "--since", "y"], 2, "--since needs a number");
     check(&["run", "--dir", "nowhere", "x"], 1, "nowhere");
-    check(&["run", "--name", "../x", "x"], 1, "../x");
+    check(&["run", "--name", "../x", "x"], 2, "../x");
+    check(&["run", "--provider", "magic", "x"], 2, "magic");
+    check(&["run", " "], 2, "the task is empty");
     check(&["run", "--scope", "a", "x"], 1, "scope rule \"a\" is not valid");
     world.manifest(json!({ "provder": {} }));
     check(&["run", "x"], 1, "provder");
@@ -380,4 +382,42 @@ fn scope_repair_rebuilds_the_file_and_keeps_the_bad_one() {
     assert_eq!(read(repaired["kept_aside"].as_str().unwrap()), "{ half");
     assert_eq!(world.table()["allocations"], before["allocations"]);
     world.start(&["--name", "other", "--scope", "b:write"]);
+}
+
+#[test]
+fn a_demo_or_run_whose_reader_has_gone_leaves_nothing_behind() {
+    let world = World::with_script(json!({ "*": [{ "text": "line one\nline two" }] }));
+    let program = env!("CARGO_BIN_EXE_insomnia");
+    for (line, code) in [
+        (format!("{program} demo | head -2"), Some(0)),
+        (format!("{program} run --json x | head -1"), Some(0)),
+        (format!("{program} run x > /dev/full"), Some(1)),
+        (format!("head -c 2000000 /dev/zero | tr '\\0' x | {program} run --quiet"), Some(1)),
+    ] {
+        let ran = ran(world.program("bash", ["-c", &line]));
+        assert_eq!(ran.code, code, "{line}: {}", ran.stderr);
+        wait_until("nothing is left", || world.processes().is_empty());
+        assert_eq!(world.table()["allocations"], json!([]), "{line}");
+    }
+    let full = ran(world.program("bash", ["-c", &format!("{program} list --json > /dev/full")]));
+    assert!(full.stderr.contains("cannot write to standard output"), "{}", full.stderr);
+}
+
+#[test]
+fn an_interrupted_demo_tidies_up() {
+    let world = World::new();
+    let mut demo =
+        world.program(env!("CARGO_BIN_EXE_insomnia"), ["demo"]).start(ErrorOutput::WithOutput).unwrap();
+    let mut buffer = [0; 4096];
+    let mut text = String::new();
+    while !text.contains("2. ") {
+        match demo.read(&mut buffer, None, Instant::now() + PATIENCE).unwrap() {
+            Output::Bytes(count) => text.push_str(&String::from_utf8_lossy(&buffer[..count])),
+            other => panic!("{other:?} after {text}"),
+        }
+    }
+    assert_eq!(ran(world.program("kill", ["-INT", &demo.id().to_string()])).code, Some(0));
+    demo.read_to_end(1 << 20, None, Instant::now() + PATIENCE).unwrap();
+    assert_eq!(demo.wait(Instant::now() + PATIENCE).unwrap().code(), Some(1));
+    wait_until("nothing is left", || world.processes().is_empty());
 }
