@@ -5,16 +5,16 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::store::manifest::{ProviderKind, ProviderSettings};
 use crate::sys::file::read_whole;
 use crate::sys::wait::Cancel;
+use crate::wire::provider::child::Patience;
 use crate::wire::provider::command::CommandModel;
-use crate::wire::provider::curl::{Curl, Patience};
 use crate::wire::provider::failure::Asked;
 use crate::wire::provider::http::{Dialect, Http};
-use crate::wire::provider::key::KeySource;
 use crate::wire::provider::script::Script;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{PodId, PodName};
@@ -22,20 +22,18 @@ use crate::words::message::{AssistantMessage, Item};
 use crate::words::text::harmless_line;
 
 pub mod anthropic;
-pub mod command;
-pub mod conversation;
-pub mod curl;
+pub mod child;
+mod command;
+mod conversation;
+mod curl;
 pub mod failure;
-pub mod http;
-pub mod key;
+mod http;
+mod key;
 pub mod openai;
+pub mod reply;
 pub mod script;
 pub mod sse;
 
-/// Tokens of one reply when the settings say nothing.
-pub const DEFAULT_MAX_TOKENS: u64 = 8192;
-/// Tokens that a model can hold when the settings say nothing.
-pub const DEFAULT_CONTEXT_TOKENS: u64 = 200_000;
 /// The first pause before a request is tried again.
 const BACKOFF_START: Duration = Duration::from_millis(500);
 /// The longest pause that we choose.
@@ -44,11 +42,9 @@ const BACKOFF_MAX: Duration = Duration::from_secs(60);
 const WANTED_WAIT_MAX: Duration = Duration::from_secs(600);
 /// The largest script file, in bytes.
 const SCRIPT_BYTES_MAX: usize = 16 << 20;
-/// Variables that hold keys by convention. Only the program that needs one gets it, and curl needs none.
-const KEY_VARIABLES: [&str; 2] = ["ANTHROPIC_API_KEY", "OPENAI_API_KEY"];
 
 /// A tool as the model is told about it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ToolSpec {
     /// Its name.
     pub name: &'static str,
@@ -89,31 +85,24 @@ pub enum Failure {
     Cancelled,
 }
 
+impl Failure {
+    fn retry(reason: impl Into<String>) -> Failure {
+        Failure::Retry { reason: reason.into(), wait: None }
+    }
+
+    /// The same with its words changed.
+    fn map(self, change: impl Fn(String) -> String) -> Failure {
+        match self {
+            Failure::Retry { reason, wait } => Failure::Retry { reason: change(reason), wait },
+            Failure::ContextTooLong(reason) => Failure::ContextTooLong(change(reason)),
+            Failure::Final(reason) => Failure::Final(change(reason)),
+            Failure::Cancelled => Failure::Cancelled,
+        }
+    }
+}
+
 /// The outcome of one request.
 pub type Outcome = Result<AssistantMessage, Failure>;
-
-/// How far a reply has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
-    /// More is to come.
-    More,
-    /// The reply is whole; whatever follows does not count.
-    Complete,
-}
-
-/// What a translator finds wrong with a reply.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Trouble {
-    /// The reply makes no sense; nothing of it counts, and another try may be better.
-    Broken(String),
-    /// The provider reports an error, as it would by an HTTP status.
-    Told {
-        /// The status that it stands for.
-        status: u16,
-        /// The provider's words.
-        message: String,
-    },
-}
 
 /// Where the pod that asks is.
 #[derive(Debug, Clone)]
@@ -131,9 +120,6 @@ pub struct ProviderPlace {
 /// The model behind a pod, ready to be asked.
 #[derive(Debug, Clone)]
 pub struct Provider {
-    model: String,
-    context_tokens: u64,
-    max_tokens: u64,
     backend: Backend,
 }
 
@@ -154,37 +140,18 @@ impl Provider {
         Provider::with_lookup(settings, pod, &|name| std::env::var(name).ok())
     }
 
-    /// As `new`, with the environment given as a function.
-    ///
-    /// # Errors
-    /// As `new`.
-    pub fn with_lookup(
+    fn with_lookup(
         settings: &ProviderSettings,
         pod: ProviderPlace,
         lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Provider> {
         let kind = settings.kind.ok_or_else(no_provider)?;
         let model = settings.model.clone().unwrap_or_else(|| default_model(kind).to_owned());
-        let max_tokens = settings.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+        let http =
+            |dialect, private_dir| Http::new(dialect, settings, model, private_dir, lookup).map(Box::new);
         let backend = match kind {
-            ProviderKind::Anthropic | ProviderKind::Openai => {
-                let (dialect, variable) = match kind {
-                    ProviderKind::Openai => (Dialect::Openai, "OPENAI_API_KEY"),
-                    ProviderKind::Anthropic | ProviderKind::Script | ProviderKind::Command => {
-                        (Dialect::Anthropic, "ANTHROPIC_API_KEY")
-                    }
-                };
-                let is_optional = dialect == Dialect::Openai && settings.base_url.is_some();
-                let key = KeySource::find(settings, variable, is_optional, lookup)?;
-                let hidden = KEY_VARIABLES.iter().copied().chain(key.variable());
-                let curl = Curl {
-                    program: find_curl(lookup)?,
-                    private_dir: pod.private_dir,
-                    hidden_variables: hidden.map(str::to_owned).collect(),
-                    patience: Patience::default(),
-                };
-                Backend::Http(Box::new(Http::new(dialect, settings, &model, max_tokens, key, curl)?))
-            }
+            ProviderKind::Anthropic => Backend::Http(http(Dialect::Anthropic, pod.private_dir)?),
+            ProviderKind::Openai => Backend::Http(http(Dialect::Openai, pod.private_dir)?),
             ProviderKind::Script => {
                 let path = settings.file.as_deref().ok_or_else(|| {
                     Error::told("the provider kind \"script\" needs \"file\", the path of a script file")
@@ -199,8 +166,7 @@ impl Provider {
                 patience: Patience::default(),
             }),
         };
-        let context_tokens = settings.context_tokens.unwrap_or(DEFAULT_CONTEXT_TOKENS);
-        Ok(Provider { model, context_tokens, max_tokens, backend })
+        Ok(Provider { backend })
     }
 
     /// Fills in what the settings leave open from the environment: the kind, its address and its model.
@@ -211,24 +177,16 @@ impl Provider {
         Provider::choose_from(settings, &|name| std::env::var(name).ok())
     }
 
-    /// As `choose`, with the environment given as a function.
-    ///
-    /// # Errors
-    /// As `choose`.
-    pub fn choose_from(
+    fn choose_from(
         settings: &ProviderSettings,
         lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<ProviderSettings> {
         let set =
             |name: &str| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-        let found = || {
-            if set("ANTHROPIC_API_KEY").is_some() {
-                Some(ProviderKind::Anthropic)
-            } else {
-                set("OPENAI_API_KEY").or_else(|| set("OPENAI_BASE_URL")).map(|_| ProviderKind::Openai)
-            }
-        };
-        let kind = settings.kind.or_else(found).ok_or_else(no_provider)?;
+        let anthropic = || set("ANTHROPIC_API_KEY").map(|_| ProviderKind::Anthropic);
+        let openai =
+            || set("OPENAI_API_KEY").or_else(|| set("OPENAI_BASE_URL")).map(|_| ProviderKind::Openai);
+        let kind = settings.kind.or_else(anthropic).or_else(openai).ok_or_else(no_provider)?;
         let base_url = match kind {
             ProviderKind::Anthropic => set("ANTHROPIC_BASE_URL"),
             ProviderKind::Openai => set("OPENAI_BASE_URL"),
@@ -260,7 +218,7 @@ impl Provider {
         let mut message = match &self.backend {
             Backend::Http(http) => http.request(request, cancel, on_text)?,
             Backend::Script { script, name, file } => {
-                let asked = Asked { key: "the script", model: &self.model, address: file };
+                let asked = Asked { key: "the script", model: "script", address: file };
                 script.request(name.as_str(), request.number, asked, cancel, on_text)?
             }
             Backend::Command(command) => command.request(request, cancel, on_text)?,
@@ -269,29 +227,11 @@ impl Provider {
         Ok(message)
     }
 
-    /// The model's name, for people.
-    #[must_use]
-    pub fn model(&self) -> &str {
-        &self.model
-    }
-
-    /// Tokens that the model can hold.
-    #[must_use]
-    pub fn context_tokens(&self) -> u64 {
-        self.context_tokens
-    }
-
-    /// Tokens of one reply.
-    #[must_use]
-    pub fn max_tokens(&self) -> u64 {
-        self.max_tokens
-    }
-
     /// The same provider with other limits of waiting.
     #[must_use]
     pub fn with_patience(mut self, patience: Patience) -> Provider {
         match &mut self.backend {
-            Backend::Http(http) => http.curl_mut().patience = patience,
+            Backend::Http(http) => http.set_patience(patience),
             Backend::Command(command) => command.patience = patience,
             Backend::Script { .. } => {}
         }
@@ -330,27 +270,12 @@ fn no_provider() -> Error {
     )
 }
 
-fn find_curl(lookup: &dyn Fn(&str) -> Option<String>) -> Result<PathBuf> {
-    use std::os::unix::fs::PermissionsExt;
-    let path = lookup("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
-    let is_program = |path: &PathBuf| {
-        std::fs::metadata(path).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
-    };
-    let places = std::env::split_paths(&path).filter(|place| place.is_absolute());
-    places.map(|place| place.join("curl")).find(is_program).ok_or_else(|| {
-        Error::told("the program \"curl\", by which the model is reached, is not on PATH; install curl")
-    })
-}
-
 fn read_script(path: &Path, pod: &ProviderPlace) -> Result<Script> {
     let shown = path.display();
     let failed = |source| Error::io(format!("read the script file \"{shown}\""), source);
     let file = std::fs::File::open(path).map_err(failed)?;
     let text = read_whole(&file, SCRIPT_BYTES_MAX).map_err(failed)?;
-    let text = String::from_utf8(text)
-        .map_err(|_| Error::told(format!("the script file \"{shown}\" is no UTF-8 text")))?;
-    let directory = pod.directory.to_string_lossy();
-    Script::parse_for(&text, &directory, pod.pod_id.as_str())
+    Script::parse(&String::from_utf8_lossy(&text), &pod.directory.to_string_lossy(), pod.pod_id.as_str())
         .map_err(|fault| Error::told(format!("the script file \"{shown}\" cannot be used: {fault}")))
 }
 
@@ -450,7 +375,7 @@ mod tests {
         check(r#"{"kind":"openai","base_url":"http://localhost:1"}"#, None, path, "gpt-5-mini");
         check(r#"{"kind":"script"}"#, None, path, "needs \"file\"");
         check(r#"{"kind":"script","file":"DIR/nowhere"}"#, None, path, "cannot read the script file");
-        check(r#"{"kind":"script","file":"DIR/bad.json"}"#, None, path, "pods.main[0] has the unknown key");
+        check(r#"{"kind":"script","file":"DIR/bad.json"}"#, None, path, "unknown field `txt`");
         check(r#"{"kind":"command"}"#, None, path, "needs \"command\"");
         check(r#"{"kind":"command","command":["/nowhere/x"]}"#, None, path, "does not exist");
     }
@@ -534,14 +459,13 @@ mod tests {
         fn no_event_makes_a_parser_panic_and_inputs_stay_objects(
             events in proptest::collection::vec(any_event(), 0..8)
         ) {
-            let (mut heard_one, mut heard_two) = (String::new(), String::new());
-            let (mut one, mut two) = (anthropic::Reply::default(), openai::Reply::default());
-            for event in &events {
-                // Refusals are fine.
-                let _ = one.take(&event.to_string(), &mut |text| heard_one.push_str(text));
-                let _ = two.take(&event.to_string(), &mut |text| heard_two.push_str(text));
-            }
-            for (message, heard) in [(one.finish(), heard_one), (two.finish(), heard_two)] {
+            for take in [anthropic::take, openai::take] {
+                let (mut reply, mut heard) = (reply::Reply::default(), String::new());
+                for event in &events {
+                    let _ = take(&mut reply, &event.to_string()); // refusals are fine
+                    reply.stream(&mut |text| heard.push_str(text));
+                }
+                let message = reply.finish();
                 proptest::prop_assert_eq!(message.text, heard);
                 proptest::prop_assert!(message.tool_calls.iter().all(|call| call.input.is_object()));
             }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use insomnia::store::manifest::{ProviderKind, ProviderSettings};
 use insomnia::sys::process::{ErrorOutput, Output, Program, Running};
 use insomnia::sys::wait::Cancel;
-use insomnia::wire::provider::curl::Patience;
+use insomnia::wire::provider::child::Patience;
 use insomnia::wire::provider::{Failure, ModelRequest, Outcome, Provider, ProviderPlace, ToolSpec, backoff};
 use insomnia::words::identity::{PodId, PodName};
 use insomnia::words::message::{Item, Stop};

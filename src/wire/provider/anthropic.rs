@@ -2,14 +2,14 @@
 //!
 //! Pure. Source: the public reference of the Messages API, version 2023-06-01, and its page on streaming.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::wire::provider::conversation::{
-    Message, TOOL_CALLS_MAX, clean_name, input_of_text, messages, settle_stop,
+use crate::wire::provider::ModelRequest;
+use crate::wire::provider::conversation::{Message, clean_name, messages, set};
+use crate::wire::provider::reply::{
+    PartialCall, Progress, Reply, TOOL_CALLS_MAX, Trouble, at, event_of, text_of,
 };
-use crate::wire::provider::failure::{message_of_error, status_of_error};
-use crate::wire::provider::{ModelRequest, Progress, Trouble};
-use crate::words::message::{AssistantMessage, Stop, ToolCall, Usage};
+use crate::words::message::{Stop, Usage};
 
 /// The model when the settings name none.
 pub const DEFAULT_MODEL: &str = "claude-sonnet-4-5";
@@ -20,57 +20,46 @@ pub const VERSION: &str = "2023-06-01";
 /// Longest name and id that the API takes.
 const NAME_BYTES_MAX: usize = 64;
 
-/// Where to post, for a base address with or without a path.
-#[must_use]
-pub fn endpoint(base_url: &str) -> String {
-    let (base, query) = base_url.split_at(base_url.find('?').unwrap_or(base_url.len()));
-    let base = base.trim_end_matches('/');
-    let rest = if base.ends_with("/messages") {
-        ""
-    } else if base.ends_with("/v1") {
-        "/messages"
-    } else {
-        "/v1/messages"
-    };
-    format!("{base}{rest}{query}")
+/// The path behind a base address, which may have one already.
+pub(super) fn path_behind(base_url: &str) -> &'static str {
+    match base_url {
+        base if base.ends_with("/messages") => "",
+        base if base.ends_with("/v1") => "/messages",
+        _ => "/v1/messages",
+    }
 }
 
 /// The body of a request.
 ///
 /// Tools, instruction and the conversation up to its last block are marked for the provider's cache: all of it
 /// comes again, unchanged, in the next request.
-#[must_use]
-pub fn request_body(model: &str, max_tokens: u64, request: &ModelRequest<'_>) -> Value {
+pub(super) fn request_body(model: &str, max_tokens: u64, request: &ModelRequest<'_>) -> Value {
+    let mark = json!({"type": "ephemeral"});
     let mut list: Vec<Value> = messages(request.items).iter().map(message).collect();
     let last_block = list.last_mut().and_then(|last| last.get_mut("content")?.as_array_mut()?.last_mut());
-    if let Some(block) = last_block.and_then(Value::as_object_mut) {
-        block.insert("cache_control".to_owned(), json!({"type": "ephemeral"}));
+    if let Some(block) = last_block {
+        set(block, "cache_control", mark.clone());
     }
     let mut body = json!({ "model": model, "max_tokens": max_tokens, "stream": true, "messages": list });
-    let Some(fields) = body.as_object_mut() else { return body };
     if !request.system.trim().is_empty() {
-        let system =
-            json!([{"type": "text", "text": request.system, "cache_control": {"type": "ephemeral"}}]);
-        fields.insert("system".to_owned(), system);
+        set(&mut body, "system", json!([{"type": "text", "text": request.system, "cache_control": mark}]));
     }
     if !request.tools.is_empty() {
-        let tools = request.tools.iter().map(|tool| {
-            json!({"name": tool.name, "description": tool.description, "input_schema": tool.input_schema})
-        });
-        fields.insert("tools".to_owned(), tools.collect());
+        set(&mut body, "tools", json!(request.tools));
     }
     body
 }
 
 fn message(message: &Message<'_>) -> Value {
+    let clean = |name| clean_name(name, NAME_BYTES_MAX);
     let mut content: Vec<Value> = Vec::new();
     match message {
         Message::User { answers, texts } => {
             for answer in answers {
-                let id = clean_name(answer.id, NAME_BYTES_MAX);
+                let id = clean(answer.id);
                 let mut block = json!({"type": "tool_result", "tool_use_id": id, "content": answer.text});
-                if let Some(fields) = block.as_object_mut().filter(|_| !answer.ok) {
-                    fields.insert("is_error".to_owned(), true.into());
+                if !answer.ok {
+                    set(&mut block, "is_error", true.into());
                 }
                 content.push(block);
             }
@@ -80,16 +69,12 @@ fn message(message: &Message<'_>) -> Value {
         Message::Assistant(replies) => {
             for reply in replies {
                 // Reasoning of another provider stays in the log: this one would refuse it.
-                let kind = |block: &Value| block.get("type").and_then(Value::as_str).map(str::to_owned);
-                let ours =
-                    |block: &&Value| matches!(kind(block).as_deref(), Some("thinking" | "redacted_thinking"));
-                content.extend(reply.thinking.iter().filter(ours).cloned());
+                content.extend(reply.thinking.iter().filter(|block| is_reasoning(block)).cloned());
                 if !reply.text.trim().is_empty() {
                     content.push(json!({"type": "text", "text": reply.text}));
                 }
                 content.extend(reply.tool_calls.iter().map(|call| {
-                    let (id, name) =
-                        (clean_name(&call.id, NAME_BYTES_MAX), clean_name(&call.name, NAME_BYTES_MAX));
+                    let (id, name) = (clean(&call.id), clean(&call.name));
                     json!({"type": "tool_use", "id": id, "name": name, "input": call.input})
                 }));
             }
@@ -98,226 +83,106 @@ fn message(message: &Message<'_>) -> Value {
     }
 }
 
-/// One block of a reply as far as it has come.
-#[derive(Debug)]
-enum Block {
-    Text,
-    /// `thinking` or `redacted_thinking`, kept as it is to be passed back.
-    Thinking(Map<String, Value>),
-    Tool {
-        id: String,
-        name: String,
-        given: Value,
-        json: String,
-    },
-    /// A kind that we did not ask for.
-    Other,
+fn is_reasoning(block: &Value) -> bool {
+    matches!(text_of(block, "type"), "thinking" | "redacted_thinking")
 }
 
-/// A reply that is being put together from events.
-#[derive(Debug, Default)]
-pub struct Reply {
-    text: String,
-    blocks: Vec<(u64, Block)>,
-    stop: Option<Stop>,
-    usage: RawUsage,
-    is_complete: bool,
-}
-
-#[derive(Debug, Default)]
-struct RawUsage {
-    fresh: u64,
-    written_to_cache: u64,
-    read_from_cache: u64,
-    output: u64,
-}
-
-impl RawUsage {
-    /// Takes what this report says; a later report may leave out what an earlier one said.
-    fn update(&mut self, usage: &Value) {
-        let mut set = |name: &str, field: fn(&mut RawUsage) -> &mut u64| {
-            if let Some(count) = usage.get(name).and_then(Value::as_u64) {
-                *field(self) = count;
-            }
-        };
-        set("input_tokens", |usage| &mut usage.fresh);
-        set("cache_creation_input_tokens", |usage| &mut usage.written_to_cache);
-        set("cache_read_input_tokens", |usage| &mut usage.read_from_cache);
-        set("output_tokens", |usage| &mut usage.output);
-    }
-}
-
-fn text_of<'v>(value: &'v Value, name: &str) -> &'v str {
-    value.get(name).and_then(Value::as_str).unwrap_or_default()
-}
-
-impl Reply {
-    /// Takes the data of one event.
-    ///
-    /// # Errors
-    /// When it is an error report, or nothing that this protocol knows.
-    pub fn take(&mut self, data: &str, on_text: &mut dyn FnMut(&str)) -> Result<Progress, Trouble> {
-        let event: Value = serde_json::from_str(data)
-            .map_err(|error| Trouble::Broken(format!("the stream has an event that is no JSON: {error}")))?;
-        let index = event.get("index").and_then(Value::as_u64).unwrap_or(0);
-        match text_of(&event, "type") {
-            "message_start" => {
-                if let Some(usage) = event.pointer("/message/usage") {
-                    self.usage.update(usage);
-                }
-            }
-            "content_block_start" => {
-                let block = event.get("content_block").unwrap_or(&Value::Null);
-                self.start_block(index, block, on_text)?;
-            }
-            "content_block_delta" => {
-                self.add_to_block(index, event.get("delta").unwrap_or(&Value::Null), on_text)?;
-            }
-            "message_delta" => {
-                if let Some(reason) = event.pointer("/delta/stop_reason").and_then(Value::as_str) {
-                    self.stop = Some(stop_of(reason));
-                }
-                if let Some(usage) = event.get("usage") {
-                    self.usage.update(usage);
-                }
-            }
-            "message_stop" => {
-                self.is_complete = true;
-                return Ok(Progress::Complete);
-            }
-            "error" => return Err(trouble_of(&event)),
-            "message" => return self.take_whole(&event, on_text),
-            "" if event.get("error").is_some() => return Err(trouble_of(&event)),
-            _ => {} // ping, content_block_stop, and what newer versions add
+/// Takes the data of one event.
+///
+/// # Errors
+/// When it is an error report, or nothing that this protocol knows.
+pub fn take(reply: &mut Reply, data: &str) -> Result<Progress, Trouble> {
+    let event = &event_of(data)?;
+    let index = at(event, "/index").as_u64().unwrap_or(0);
+    match text_of(event, "type") {
+        "message_start" => take_usage(reply, at(event, "/message/usage")),
+        "content_block_start" => start_block(reply, index, at(event, "/content_block"))?,
+        "content_block_delta" => add_to_block(reply, index, at(event, "/delta"))?,
+        "message_delta" => {
+            reply.stop = at(event, "/delta/stop_reason").as_str().map(stop_of).or(reply.stop);
+            take_usage(reply, at(event, "/usage"));
         }
-        Ok(Progress::More)
-    }
-
-    /// The reply of a server that does not stream.
-    fn take_whole(&mut self, message: &Value, on_text: &mut dyn FnMut(&str)) -> Result<Progress, Trouble> {
-        for (index, block) in
-            (0..).zip(message.get("content").and_then(Value::as_array).into_iter().flatten())
-        {
-            self.start_block(index, block, on_text)?;
-        }
-        self.stop = message.get("stop_reason").and_then(Value::as_str).map(stop_of);
-        self.usage.update(message.get("usage").unwrap_or(&Value::Null));
-        self.is_complete = true;
-        Ok(Progress::Complete)
-    }
-
-    fn start_block(
-        &mut self,
-        index: u64,
-        block: &Value,
-        on_text: &mut dyn FnMut(&str),
-    ) -> Result<(), Trouble> {
-        let new = match text_of(block, "type") {
-            "text" => {
-                if !self.text.is_empty() {
-                    self.add_text("\n\n", on_text);
-                }
-                self.add_text(text_of(block, "text"), on_text);
-                Block::Text
+        "message_stop" => return end(reply),
+        "message" => {
+            // The reply of a server that does not stream.
+            for (index, block) in (0..).zip(at(event, "/content").as_array().into_iter().flatten()) {
+                start_block(reply, index, block)?;
             }
-            "thinking" | "redacted_thinking" => {
-                Block::Thinking(block.as_object().cloned().unwrap_or_default())
-            }
-            "tool_use" => Block::Tool {
-                id: text_of(block, "id").to_owned(),
-                name: text_of(block, "name").to_owned(),
-                given: block.get("input").cloned().unwrap_or_default(),
-                json: String::new(),
-            },
-            _ => Block::Other,
-        };
-        if self.blocks.len() >= 2 * TOOL_CALLS_MAX {
-            return Err(Trouble::Broken("the reply has more blocks than any model writes".to_owned()));
+            reply.stop = at(event, "/stop_reason").as_str().map(stop_of);
+            take_usage(reply, at(event, "/usage"));
+            return end(reply);
         }
-        self.blocks.push((index, new));
-        Ok(())
+        "error" => return Err(Trouble::told(event.get("error").unwrap_or(event))),
+        "" if event.get("error").is_some() => return Err(Trouble::told(at(event, "/error"))),
+        _ => {} // ping, content_block_stop, and what newer versions add
     }
+    Ok(Progress::More)
+}
 
-    fn add_to_block(
-        &mut self,
-        index: u64,
-        delta: &Value,
-        on_text: &mut dyn FnMut(&str),
-    ) -> Result<(), Trouble> {
-        let kind = text_of(delta, "type");
-        if kind == "text_delta" {
-            self.add_text(text_of(delta, "text"), on_text);
+fn take_usage(reply: &mut Reply, report: &Value) {
+    reply.report(report);
+    let cached_tokens = reply.count("cache_read_input_tokens");
+    let uncached = reply.count("input_tokens").saturating_add(reply.count("cache_creation_input_tokens"));
+    let input_tokens = uncached.saturating_add(cached_tokens);
+    reply.usage = Usage { input_tokens, output_tokens: reply.count("output_tokens"), cached_tokens };
+}
+
+fn start_block(reply: &mut Reply, index: u64, block: &Value) -> Result<(), Trouble> {
+    if reply.blocks.len() >= 2 * TOOL_CALLS_MAX {
+        return Err(Trouble::Broken("the reply has more blocks than any model writes".to_owned()));
+    }
+    if text_of(block, "type") == "text" {
+        if !reply.text.is_empty() {
+            reply.text.push_str("\n\n");
+        }
+        reply.text.push_str(text_of(block, "text"));
+    }
+    reply.blocks.push((index, block.clone()));
+    Ok(())
+}
+
+fn add_to_block(reply: &mut Reply, index: u64, delta: &Value) -> Result<(), Trouble> {
+    let field = match text_of(delta, "type") {
+        "text_delta" => {
+            reply.text.push_str(text_of(delta, "text"));
             return Ok(());
         }
-        let block = self.blocks.iter_mut().rev().find(|(at, _)| *at == index).map(|(_, block)| block);
-        match (block, kind) {
-            (Some(Block::Tool { json, .. }), "input_json_delta") => {
-                json.push_str(text_of(delta, "partial_json"));
-            }
-            (Some(Block::Thinking(fields)), "thinking_delta") => append(fields, "thinking", delta),
-            (Some(Block::Thinking(fields)), "signature_delta") => append(fields, "signature", delta),
-            (None, _) => {
-                return Err(Trouble::Broken(format!(
-                    "the stream goes on with block {index}, which never began"
-                )));
-            }
-            (Some(_), _) => {} // citations and the like
-        }
-        Ok(())
+        "input_json_delta" => "partial_json",
+        "thinking_delta" => "thinking",
+        "signature_delta" => "signature",
+        _ => return Ok(()), // citations and the like
+    };
+    let Some((_, block)) = reply.blocks.iter_mut().rev().find(|(at, _)| *at == index) else {
+        let told = format!("the stream goes on with block {index}, which never began");
+        return Err(Trouble::Broken(told));
+    };
+    match block.get_mut(field) {
+        Some(Value::String(before)) => before.push_str(text_of(delta, field)),
+        Some(_) | None => set(block, field, text_of(delta, field).into()),
     }
-
-    fn add_text(&mut self, text: &str, on_text: &mut dyn FnMut(&str)) {
-        if !text.is_empty() {
-            self.text.push_str(text);
-            on_text(text);
-        }
-    }
-
-    /// Whether the provider said that the reply is whole.
-    #[must_use]
-    pub fn is_complete(&self) -> bool {
-        self.is_complete
-    }
-
-    /// The reply, once it is whole.
-    #[must_use]
-    pub fn finish(self) -> AssistantMessage {
-        let mut tool_calls = Vec::new();
-        let mut thinking = Vec::new();
-        for (_, block) in self.blocks {
-            match block {
-                Block::Text | Block::Other => {}
-                Block::Thinking(fields) => thinking.push(Value::Object(fields)),
-                Block::Tool { id, name, given, json } => {
-                    // A server that does not stream arguments gives them at the start.
-                    let text = if json.trim().is_empty() { given.to_string() } else { json };
-                    tool_calls.push(ToolCall { id, name, input: input_of_text(&text) });
-                }
-            }
-        }
-        let usage = self.usage;
-        AssistantMessage {
-            text: self.text,
-            stop: settle_stop(self.stop.unwrap_or(Stop::Done), &tool_calls),
-            tool_calls,
-            thinking,
-            usage: Usage {
-                input_tokens: usage
-                    .fresh
-                    .saturating_add(usage.written_to_cache)
-                    .saturating_add(usage.read_from_cache),
-                output_tokens: usage.output,
-                cached_tokens: usage.read_from_cache,
-            },
-        }
-    }
+    Ok(())
 }
 
-fn append(fields: &mut Map<String, Value>, name: &str, delta: &Value) {
-    match fields.get_mut(name) {
-        Some(Value::String(before)) => before.push_str(text_of(delta, name)),
-        Some(_) | None => drop(fields.insert(name.to_owned(), text_of(delta, name).into())),
+/// Turns the blocks, which are whole now, into calls and reasoning.
+fn end(reply: &mut Reply) -> Result<Progress, Trouble> {
+    for (_, block) in std::mem::take(&mut reply.blocks) {
+        if is_reasoning(&block) {
+            reply.thinking.push(block);
+        } else if text_of(&block, "type") == "tool_use" {
+            let text = |name| text_of(&block, name).to_owned();
+            let (id, name, arguments) = (text("id"), text("name"), text("partial_json"));
+            // A server that does not stream arguments gives them at the start.
+            reply.add_call(PartialCall {
+                index: None,
+                id,
+                name,
+                arguments,
+                given: at(&block, "/input").clone(),
+            })?;
+        }
     }
+    reply.is_complete = true;
+    Ok(Progress::Complete)
 }
 
 fn stop_of(reason: &str) -> Stop {
@@ -329,30 +194,13 @@ fn stop_of(reason: &str) -> Stop {
     }
 }
 
-fn trouble_of(event: &Value) -> Trouble {
-    let error = event.get("error").unwrap_or(event);
-    Trouble::Told { status: status_of_error(error), message: message_of_error(error) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::wire::provider::ToolSpec;
     use crate::wire::provider::conversation::tests::{input, reply, result};
     use crate::wire::provider::sse::Framer;
-    use crate::words::message::Item;
-
-    #[test]
-    fn the_address_may_have_a_path_or_none() {
-        let check = |base: &str, expected: &str| assert_eq!(endpoint(base), expected);
-        check("https://api.anthropic.com", "https://api.anthropic.com/v1/messages");
-        check("https://api.anthropic.com/", "https://api.anthropic.com/v1/messages");
-        check("http://h:1/v1", "http://h:1/v1/messages");
-        check("http://h:1/v1/", "http://h:1/v1/messages");
-        check("http://h/anthropic", "http://h/anthropic/v1/messages");
-        check("http://h/odd/messages", "http://h/odd/messages");
-        check("http://h/v1?beta=true", "http://h/v1/messages?beta=true");
-    }
+    use crate::words::message::{AssistantMessage, Item};
 
     fn body(items: &[Item], tools: &[ToolSpec]) -> Value {
         request_body("m", 100, &ModelRequest { system: "be good", items, tools, number: 0 })
@@ -402,11 +250,13 @@ mod tests {
         let mut events = framer.push(stream.as_bytes()).unwrap();
         events.extend(framer.finish());
         for event in events {
-            if reply.take(&event.data, &mut |text| heard.push_str(text))? == Progress::Complete {
+            let progress = take(&mut reply, &event)?;
+            reply.stream(&mut |text| heard.push_str(text));
+            if progress == Progress::Complete {
                 break;
             }
         }
-        if !reply.is_complete() {
+        if !reply.is_complete {
             return Ok(None);
         }
         let message = reply.finish();

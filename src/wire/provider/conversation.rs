@@ -6,30 +6,25 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
-use crate::words::message::{AssistantMessage, Item, Stop, ToolCall};
+use crate::words::message::{AssistantMessage, Item};
 use crate::words::text::without_marks;
-
-/// The key under which arguments that are no JSON object reach the tool, which then says so.
-pub const INVALID_ARGUMENTS: &str = "_invalid_arguments";
-/// Most tool calls of one reply that are read.
-pub const TOOL_CALLS_MAX: usize = 256;
 
 /// The answer to one tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ToolAnswer<'a> {
+pub(super) struct ToolAnswer<'a> {
     /// The call.
-    pub id: &'a str,
+    pub(super) id: &'a str,
     /// Whether the tool did what was asked.
-    pub ok: bool,
+    pub(super) ok: bool,
     /// What it said.
-    pub text: &'a str,
+    pub(super) text: &'a str,
 }
 
 /// One message of the conversation.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Message<'a> {
+pub(super) enum Message<'a> {
     /// To the model.
     User {
         /// Answers to the calls of the message before.
@@ -43,8 +38,7 @@ pub enum Message<'a> {
 
 /// The messages of a history: first and last to the model, never two in a row from one side, and every call
 /// answered in the message after it.
-#[must_use]
-pub fn messages(items: &[Item]) -> Vec<Message<'_>> {
+pub(super) fn messages(items: &[Item]) -> Vec<Message<'_>> {
     let mut list = Vec::new();
     let mut open: Vec<&str> = Vec::new();
     for item in items {
@@ -64,13 +58,12 @@ pub fn messages(items: &[Item]) -> Vec<Message<'_>> {
                 }
                 close_calls(&mut list, &mut open);
                 open.extend(message.tool_calls.iter().map(|call| call.id.as_str()));
+                if list.is_empty() {
+                    add_text(&mut list, "[the beginning of the conversation is left out]".into());
+                }
                 match list.last_mut() {
                     Some(Message::Assistant(replies)) => replies.push(message),
-                    Some(Message::User { .. }) => list.push(Message::Assistant(vec![message])),
-                    None => {
-                        add_text(&mut list, "[the beginning of the conversation is left out]".into());
-                        list.push(Message::Assistant(vec![message]));
-                    }
+                    Some(Message::User { .. }) | None => list.push(Message::Assistant(vec![message])),
                 }
             }
             Item::ToolResult { id, name, ok, text } => match open.iter().position(|open| open == id) {
@@ -94,10 +87,8 @@ pub fn messages(items: &[Item]) -> Vec<Message<'_>> {
 }
 
 fn add_text<'a>(list: &mut Vec<Message<'a>>, text: Cow<'a, str>) {
-    if text.trim().is_empty() {
-        return;
-    }
     match list.last_mut() {
+        _ if text.trim().is_empty() => {}
         Some(Message::User { texts, .. }) => texts.push(text),
         Some(Message::Assistant(_)) | None => {
             list.push(Message::User { answers: Vec::new(), texts: vec![text] });
@@ -124,52 +115,23 @@ fn close_calls<'a>(list: &mut Vec<Message<'a>>, open: &mut Vec<&'a str>) {
     }
 }
 
+/// Sets a field of an object.
+pub(super) fn set(object: &mut Value, name: &str, value: Value) {
+    if let Some(fields) = object.as_object_mut() {
+        fields.insert(name.to_owned(), value);
+    }
+}
+
 /// A name or id with everything replaced that providers refuse; a model may have made it up.
-#[must_use]
-pub fn clean_name(name: &str, bytes_max: usize) -> Cow<'_, str> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    if !name.is_empty() && name.len() <= bytes_max && name.chars().all(allowed) {
-        return name.into();
-    }
-    let clean: String = name.chars().map(|c| if allowed(c) { c } else { '_' }).take(bytes_max).collect();
-    if clean.is_empty() { "_".into() } else { clean.into() }
-}
-
-/// Arguments as text: always an object, also when the model wrote something else.
-#[must_use]
-pub fn input_of_text(text: &str) -> Value {
-    if text.trim().is_empty() {
-        return json!({});
-    }
-    match serde_json::from_str::<Value>(text) {
-        Ok(Value::Object(map)) => Value::Object(map),
-        Ok(Value::Null) => json!({}),
-        // Some local models write the object as a string once more.
-        Ok(Value::String(inner)) => match serde_json::from_str::<Map<String, Value>>(&inner) {
-            Ok(map) => Value::Object(map),
-            Err(_) => json!({ INVALID_ARGUMENTS: text }),
-        },
-        Ok(Value::Bool(_) | Value::Number(_) | Value::Array(_)) | Err(_) => {
-            json!({ INVALID_ARGUMENTS: text })
-        }
-    }
-}
-
-/// Arguments as a value: an object stays, anything else is read as text.
-#[must_use]
-pub fn input_of_value(value: &Value) -> Value {
-    match value.as_object() {
-        Some(map) => Value::Object(map.clone()),
-        None => input_of_text(&value.to_string()),
-    }
+pub(super) fn clean_name(name: &str, bytes_max: usize) -> String {
+    let clean = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
+    let name = if name.is_empty() { "_" } else { name };
+    name.chars().map(clean).take(bytes_max).collect()
 }
 
 /// Gives each call an id that no other call of the conversation has: some servers send none, or count from
 /// zero in each reply. `number` is that of the request.
-pub fn make_ids_unique(message: &mut AssistantMessage, items: &[Item], number: u64) {
-    if message.tool_calls.is_empty() {
-        return;
-    }
+pub(super) fn make_ids_unique(message: &mut AssistantMessage, items: &[Item], number: u64) {
     let mut taken: HashSet<String> = HashSet::new();
     for item in items {
         if let Item::Assistant(earlier) = item {
@@ -177,23 +139,12 @@ pub fn make_ids_unique(message: &mut AssistantMessage, items: &[Item], number: u
         }
     }
     for (index, call) in message.tool_calls.iter_mut().enumerate() {
-        let mut candidates = (0..).map(|again| match again {
-            0 => format!("call_{number}_{index}"),
-            again => format!("call_{number}_{index}_{again}"),
-        });
+        let first = format!("call_{number}_{index}");
+        let further = (1..).map(|again| format!("{first}_{again}"));
+        let mut candidates = std::iter::once(first.clone()).chain(further);
         while call.id.is_empty() || !taken.insert(call.id.clone()) {
             call.id = candidates.next().unwrap_or_default();
         }
-    }
-}
-
-/// Why the model stopped, brought in line with whether it calls tools.
-#[must_use]
-pub fn settle_stop(stop: Stop, calls: &[ToolCall]) -> Stop {
-    match (stop, calls.is_empty()) {
-        (Stop::Done, false) => Stop::ToolUse,
-        (Stop::ToolUse, true) => Stop::Done,
-        (stop, _) => stop,
     }
 }
 
@@ -201,7 +152,8 @@ pub fn settle_stop(stop: Stop, calls: &[ToolCall]) -> Stop {
 pub(crate) mod tests {
     use super::*;
     use crate::words::identity::PodId;
-    use crate::words::message::{Cause, Usage};
+    use crate::words::message::{Cause, Stop, ToolCall, Usage};
+    use serde_json::json;
 
     pub(crate) fn input(text: &str) -> Item {
         Item::Input { text: text.into(), from: None }
@@ -282,23 +234,6 @@ pub(crate) mod tests {
         let list = messages(&items);
         let [Message::User { texts, .. }] = list.as_slice() else { panic!() };
         assert_eq!(texts.as_slice(), ["[message from pod \"main\"]\ndo it"]);
-    }
-
-    #[test]
-    fn arguments_are_always_an_object() {
-        let check = |text: &str, expected: Value| assert_eq!(input_of_text(text), expected);
-        check("", json!({}));
-        check("  ", json!({}));
-        check("null", json!({}));
-        check("{\"a\":1}", json!({"a": 1}));
-        check("\"{\\\"a\\\":1}\"", json!({"a": 1}));
-        check("{\"a\":", json!({"_invalid_arguments": "{\"a\":"}));
-        check("[1]", json!({"_invalid_arguments": "[1]"}));
-        check("\"words\"", json!({"_invalid_arguments": "\"words\""}));
-        check(&"[".repeat(100_000), json!({"_invalid_arguments": "[".repeat(100_000)}));
-        assert_eq!(input_of_value(&json!({"a": 1})), json!({"a": 1}));
-        assert_eq!(input_of_value(&Value::Null), json!({}));
-        assert_eq!(input_of_value(&json!(3)), json!({"_invalid_arguments": "3"}));
     }
 
     #[test]

@@ -5,246 +5,126 @@
 //! it inherits from us. Knows nothing of models.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::sys::clock::random_hex;
-use crate::sys::file::{create_at, open_directory, set_mode};
-use crate::sys::process::{ErrorOutput, Output, Program, Running};
+use crate::sys::process::Program;
 use crate::sys::wait::Cancel;
 use crate::wire::provider::Failure;
+use crate::wire::provider::child::{Child, Patience, RequestFile};
+use crate::wire::provider::key::Secret;
 use crate::words::text::{cut_end, harmless_line};
 
 /// The longest status line and headers, in bytes; servers themselves stop at 8 to 64 KiB.
 const HEAD_BYTES_MAX: usize = 128 << 10;
-/// The most bytes of one answer; a reply of 100,000 tokens, one event each, has about 20 MiB.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// How long curl may take to exit after its output has ended.
-const EXIT_WAIT: Duration = Duration::from_secs(2);
-
-/// How long each part of an exchange may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
-    /// Until the connection stands: name look-up, TCP, proxy and TLS.
-    pub connect: Duration,
-    /// From the start until the first byte of the answer.
-    pub first_byte: Duration,
-    /// Between two pieces of the answer.
-    pub silence: Duration,
-    /// For all of it.
-    pub total: Duration,
-}
-
-impl Default for Patience {
-    /// Servers send a sign of life every few seconds while a model thinks; two minutes without any is a dead
-    /// line. One hour is more than any reply takes.
-    fn default() -> Self {
-        Patience {
-            connect: Duration::from_secs(30),
-            first_byte: Duration::from_secs(120),
-            silence: Duration::from_secs(120),
-            total: Duration::from_secs(3600),
-        }
-    }
-}
+/// What curl is always told. `-q` must come first: it keeps a user's .curlrc from changing what we read.
+const OPTIONS: &str = "-q --no-buffer --silent --show-error --include --suppress-connect-headers --globoff \
+    --proto =http,https --config - --connect-timeout";
 
 /// How to run curl.
 #[derive(Debug, Clone)]
-pub struct Curl {
+pub(super) struct Curl {
     /// The program.
-    pub program: PathBuf,
+    pub(super) program: PathBuf,
     /// The 0700 directory for bodies.
-    pub private_dir: PathBuf,
+    pub(super) private_dir: PathBuf,
     /// Variables of our environment that curl does not get: keys.
-    pub hidden_variables: Vec<String>,
+    pub(super) hidden_variables: Vec<String>,
     /// How long to wait.
-    pub patience: Patience,
+    pub(super) patience: Patience,
 }
 
-/// What to send.
-#[derive(Clone, Copy)]
-pub struct Post<'a> {
-    /// The whole address.
-    pub url: &'a str,
-    /// The host, for sentences.
-    pub host: &'a str,
-    /// Headers, name and value; no `Debug`, because the key is here.
-    pub headers: &'a [(String, String)],
-    /// The body.
-    pub body: &'a [u8],
-}
-
-impl std::fmt::Debug for Post<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Post").field("host", &self.host).finish_non_exhaustive()
-    }
-}
+/// Headers, name and value; one of them is the key.
+pub(super) type Headers = Vec<(String, Secret)>;
 
 /// Status and headers of an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Head {
+pub(super) struct Head {
     /// The HTTP status.
-    pub status: u16,
+    pub(super) status: u16,
     /// Header names in lower case, and their values.
-    pub headers: Vec<(String, String)>,
-}
-
-impl Head {
-    /// The value of the first header of this lower-case name.
-    #[must_use]
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
-    }
+    pub(super) headers: Vec<(String, String)>,
 }
 
 /// An exchange under way; dropping it ends curl and removes the body.
 #[derive(Debug)]
-pub struct Exchange {
-    running: Running,
-    /// Declared behind `running`, so that curl is gone before the file.
-    _body: BodyFile,
+pub(super) struct Exchange {
+    child: Child,
+    /// Declared behind `child`, so that curl is gone before the file.
+    _body: RequestFile,
     host: String,
-    patience: Patience,
-    end: Instant,
+    connect: Duration,
     /// What came in one piece with the head.
     pending: Vec<u8>,
-    answer_bytes: usize,
+}
+
+/// The program `curl` on the absolute places of PATH.
+pub(super) fn find_curl(lookup: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let path = lookup("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
+    let is_program = |path: &PathBuf| {
+        std::fs::metadata(path).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+    };
+    let places = std::env::split_paths(&path).filter(|place| place.is_absolute());
+    places.map(|place| place.join("curl")).find(is_program)
 }
 
 impl Exchange {
-    /// Starts curl.
-    ///
-    /// # Errors
-    /// `Final` when curl cannot be started, the body cannot be written, or a header cannot be sent.
-    pub fn start(curl: &Curl, post: &Post<'_>) -> Result<Exchange, Failure> {
-        let body = BodyFile::write(&curl.private_dir, post.body)?;
-        let config = config(post.url, post.headers, &body.path).map_err(Failure::Final)?;
-        let connect = format!("{:.3}", curl.patience.connect.as_secs_f64());
-        // -q must come first: it keeps a user's .curlrc from changing what we read.
-        let args = [
-            "-q",
-            "--no-buffer",
-            "--silent",
-            "--show-error",
-            "--include",
-            "--suppress-connect-headers",
-            "--globoff",
-            "--proto",
-            "=http,https",
-            "--connect-timeout",
-            connect.as_str(),
-            "--config",
-            "-",
-        ];
-        let running = Program::new(&curl.program, args)
+    /// Starts curl; `host` is whom sentences speak of.
+    pub(super) fn start(
+        curl: &Curl,
+        url: &Secret,
+        host: &str,
+        headers: &Headers,
+        body: &str,
+    ) -> Result<Exchange, Failure> {
+        let body = RequestFile::write(&curl.private_dir, body.as_bytes())?;
+        let connect = curl.patience.connect;
+        let seconds = format!("{:.3}", connect.as_secs_f64());
+        let program = Program::new(&curl.program, OPTIONS.split(' ').chain([seconds.as_str()]))
             .only_env(environment(&curl.hidden_variables))
-            .input(config)
-            .start(ErrorOutput::Separate)
-            .map_err(|error| {
-                Failure::Final(format!(
-                    "cannot start \"{}\": {error}; is curl installed?",
-                    curl.program.display()
-                ))
-            })?;
-        Ok(Exchange {
-            running,
-            _body: body,
-            host: post.host.to_owned(),
-            patience: curl.patience,
-            end: Instant::now() + curl.patience.total,
-            pending: Vec::new(),
-            answer_bytes: 0,
-        })
+            .input(config(url, headers, &body.path));
+        let child = Child::start(program, host, curl.patience).map_err(|error| {
+            let program = curl.program.display();
+            Failure::Final(format!("cannot start \"{program}\": {error}; is curl installed?"))
+        })?;
+        Ok(Exchange { child, _body: body, host: host.to_owned(), connect, pending: Vec::new() })
     }
 
     /// Waits for status and headers of the answer. To be called once, before `piece`.
-    ///
-    /// # Errors
-    /// `Cancelled`; otherwise what kept the answer from coming.
-    pub fn head(&mut self, cancel: &Cancel) -> Result<Head, Failure> {
-        let mut reader = HeadReader::default();
-        let mut patience = self.patience.first_byte;
-        let mut buffer = vec![0; 16 << 10];
-        loop {
-            let count = self.read(&mut buffer, cancel, patience)?;
-            if count == 0 {
-                return Err(self.failure().unwrap_or_else(|| Failure::Retry {
-                    reason: format!("{} closed the connection without an answer", self.host),
-                    wait: None,
-                }));
-            }
-            let piece = buffer.get(..count).unwrap_or_default();
-            if let Some((head, rest)) = reader.push(piece).map_err(Failure::Final)? {
-                self.pending = rest;
+    pub(super) fn head(&mut self, cancel: &Cancel) -> Result<Head, Failure> {
+        let mut bytes = Vec::new();
+        while let Some(piece) = self.piece(cancel)? {
+            bytes.extend(piece);
+            if let Some(head) = take_head(&mut bytes).map_err(Failure::Final)? {
+                self.pending = bytes;
                 return Ok(head);
             }
-            patience = self.patience.silence;
         }
+        Err(Failure::retry(format!("{} closed the connection without an answer", self.host)))
     }
 
     /// The next piece of the answer's body; `None` at its proper end.
-    ///
-    /// # Errors
-    /// `Cancelled`; `Retry` when the connection broke or fell silent.
-    pub fn piece(&mut self, cancel: &Cancel) -> Result<Option<Vec<u8>>, Failure> {
-        let mut piece = std::mem::take(&mut self.pending);
-        if piece.is_empty() {
-            piece = vec![0; 16 << 10];
-            let count = self.read(&mut piece, cancel, self.patience.silence)?;
-            piece.truncate(count);
+    pub(super) fn piece(&mut self, cancel: &Cancel) -> Result<Option<Vec<u8>>, Failure> {
+        if !self.pending.is_empty() {
+            return Ok(Some(std::mem::take(&mut self.pending)));
         }
-        if piece.is_empty() {
-            return self.failure().map_or(Ok(None), Err);
+        if let Some(piece) = self.child.piece(cancel)? {
+            return Ok(Some(piece));
         }
-        self.answer_bytes += piece.len();
-        if self.answer_bytes > ANSWER_BYTES_MAX {
-            return Err(Failure::Final(format!("{} sent more than {ANSWER_BYTES_MAX} bytes", self.host)));
-        }
-        Ok(Some(piece))
-    }
-
-    /// Gives the server, which has said all, `grace` to close by itself, then ends curl.
-    pub fn farewell(mut self, cancel: &Cancel, grace: Duration) {
-        self.end = self.end.min(Instant::now() + grace);
-        let mut buffer = [0; 4096];
-        while self.read(&mut buffer, cancel, grace).is_ok_and(|count| count > 0) {}
-    }
-
-    /// One read; 0 is the end of the output.
-    fn read(&mut self, buffer: &mut [u8], cancel: &Cancel, patience: Duration) -> Result<usize, Failure> {
-        let deadline = (Instant::now() + patience).min(self.end);
-        match self.running.read(buffer, Some(cancel), deadline) {
-            Ok(Output::Bytes(count)) => Ok(count),
-            Ok(Output::End) => Ok(0),
-            Ok(Output::Cancelled) => Err(Failure::Cancelled),
-            Ok(Output::TimedOut) if Instant::now() >= self.end => Err(retry(format!(
-                "the answer of {} was not complete after {} s",
-                self.host,
-                self.patience.total.as_secs_f64()
-            ))),
-            Ok(Output::TimedOut) => {
-                Err(retry(format!("{} sent nothing for {} s", self.host, patience.as_secs_f64())))
+        match self.child.finish() {
+            (Some(status), _) if status.success() => Ok(None),
+            (status, said) => {
+                Err(curl_failure(status.and_then(|status| status.code()), &said, &self.host, self.connect))
             }
-            Err(error) => Err(retry(format!("cannot read what curl prints: {error}"))),
         }
     }
 
-    /// Why curl failed; `None` when it did not.
-    fn failure(&mut self) -> Option<Failure> {
-        let code = match self.running.wait(Instant::now() + EXIT_WAIT) {
-            Ok(status) if status.success() => return None,
-            Ok(status) => status.code(),
-            Err(_) => None,
-        };
-        let said = self.running.error_text(4096);
-        Some(curl_failure(code, &said, &self.host, self.patience.connect))
+    /// Gives the server, which has said all, `grace` to close by itself.
+    pub(super) fn farewell(mut self, cancel: &Cancel, grace: Duration) {
+        self.child.drain(cancel, grace);
     }
-}
-
-fn retry(reason: String) -> Failure {
-    Failure::Retry { reason, wait: None }
 }
 
 fn environment(hidden: &[String]) -> impl Iterator<Item = (OsString, OsString)> {
@@ -252,46 +132,38 @@ fn environment(hidden: &[String]) -> impl Iterator<Item = (OsString, OsString)> 
 }
 
 /// The configuration that curl reads from its standard input.
-///
-/// # Errors
-/// When a header could smuggle in another one.
-fn config(url: &str, headers: &[(String, String)], body: &Path) -> Result<Vec<u8>, String> {
+fn config(url: &Secret, headers: &Headers, body: &Path) -> Vec<u8> {
     let mut text = Vec::new();
     let mut option = |name: &str, value: &[u8]| {
         text.extend_from_slice(name.as_bytes());
         text.extend_from_slice(b" = \"");
         for &byte in value {
-            // Source: curl(1), --config: these escapes, and no others, are known inside quotes.
+            // Source: curl(1), --config: these are special inside quotes.
             match byte {
-                b'"' => text.extend_from_slice(b"\\\""),
-                b'\\' => text.extend_from_slice(b"\\\\"),
-                b'\n' => text.extend_from_slice(b"\\n"),
-                b'\r' => text.extend_from_slice(b"\\r"),
-                b'\t' => text.extend_from_slice(b"\\t"),
-                0x0b => text.extend_from_slice(b"\\v"),
+                b'"' | b'\\' => text.extend([b'\\', byte]),
+                b'\n' => text.extend(b"\\n"),
                 byte => text.push(byte),
             }
         }
         text.extend_from_slice(b"\"\n");
     };
-    option("url", url.as_bytes());
+    option("url", url.reveal().as_bytes());
     for (name, value) in headers {
-        check_header(name, value)?;
         // An empty value would make curl leave the header out; a semicolon sends it empty.
-        let line = if value.is_empty() { format!("{name};") } else { format!("{name}: {value}") };
+        let line = match value.reveal() {
+            "" => format!("{name};"),
+            value => format!("{name}: {value}"),
+        };
         option("header", line.as_bytes());
     }
     // Without this, curl waits a second for a leave to send a body over 1 MiB.
     option("header", b"Expect:");
     option("data-binary", &[b"@", body.as_os_str().as_bytes()].concat());
-    Ok(text)
+    text
 }
 
-/// Checks that a header is one line and its name a token. The value is never part of the sentence.
-///
-/// # Errors
-/// When it is not; the sentence names the header.
-pub fn check_header(name: &str, value: &str) -> Result<(), String> {
+/// Checks that a header is one line and its name a token; the sentence never has the value.
+pub(super) fn check_header(name: &str, value: &str) -> Result<(), String> {
     // Source: RFC 9110, section 5.6.2.
     let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if name.is_empty() || !name.bytes().all(token) {
@@ -310,124 +182,76 @@ pub fn check_header(name: &str, value: &str) -> Result<(), String> {
 /// Source: curl(1), "EXIT CODES".
 fn curl_failure(code: Option<i32>, said: &str, host: &str, connect: Duration) -> Failure {
     // The first line tells what happened; advice for people at a command line follows.
-    let said = cut_end(&harmless_line(said.trim().lines().next().unwrap_or_default()), 512);
-    let said = if said.is_empty() { "no further words".to_owned() } else { said };
-    let fail = |sentence: String| Failure::Final(format!("{sentence} ({said})"));
-    let again = |sentence: String| retry(format!("{sentence} ({said})"));
-    let Some(code) = code else { return again("curl was ended by a signal".to_owned()) };
-    let refused_by_proxy = [" 407", " 403"].iter().any(|status| said.contains(status));
-    match code {
-        1 if said.contains("HTTP/0.9") => fail(format!("{host} does not answer in HTTP; check \"base_url\"")),
-        1 | 3 => fail(format!("the address of {host} is not one that curl understands; check \"base_url\"")),
-        2 => fail("curl cannot do what is needed; install version 7.54 or newer".to_owned()),
-        5 => again("cannot find the proxy: check HTTPS_PROXY and the network".to_owned()),
-        6 => again(format!("cannot find the host {host}: check \"base_url\" and the network")),
-        7 => again(format!("{host} refuses the connection: is the server running?")),
-        18 | 52 | 55 | 92 | 95 => again(format!("the connection to {host} was dropped")),
-        26 => fail("curl cannot read the request's body".to_owned()),
-        28 => again(format!("no connection to {host} within {} s", connect.as_secs_f64())),
-        35 => again(format!("{host} and curl do not agree on TLS")),
-        51 | 60 => fail(format!(
-            "the certificate of {host} is not trusted; name the right CA bundle in CURL_CA_BUNDLE"
-        )),
-        53 | 54 | 58 | 59 | 66 | 77 | 80 | 82 | 83 | 90 | 91 => {
-            fail(format!("TLS to {host} cannot be set up; check CURL_CA_BUNDLE"))
+    let said = match cut_end(&harmless_line(said.trim().lines().next().unwrap_or_default()), 512) {
+        line if line.is_empty() => "no further words".to_owned(),
+        line => line,
+    };
+    let is_of_proxy = said.to_ascii_lowercase().contains("proxy") || said.contains("CONNECT");
+    let is_refused_by_proxy = said.contains(" 407") || said.contains(" 403");
+    let (is_final, sentence) = match code {
+        None => (false, "curl was ended by a signal".to_owned()),
+        Some(1) if said.contains("HTTP/0.9") => {
+            (true, format!("{host} does not answer in HTTP; check \"base_url\""))
         }
-        56 if said.to_ascii_lowercase().contains("proxy") || said.contains("CONNECT") => {
-            let sentence = "the proxy does not let us through; check HTTPS_PROXY".to_owned();
-            if refused_by_proxy { fail(sentence) } else { again(sentence) }
+        Some(1 | 3) => {
+            (true, format!("the address of {host} is not one that curl understands; check \"base_url\""))
         }
-        56 => again(format!("the connection to {host} was dropped")),
-        97 => again("the proxy does not let us through; check HTTPS_PROXY".to_owned()),
-        code => again(format!("curl failed with exit code {code}")),
-    }
+        Some(2) => (true, "curl cannot do what is needed; install version 7.54 or newer".to_owned()),
+        Some(5) => (false, "cannot find the proxy: check HTTPS_PROXY and the network".to_owned()),
+        Some(6) => (false, format!("cannot find the host {host}: check \"base_url\" and the network")),
+        Some(7) => (false, format!("{host} refuses the connection: is the server running?")),
+        Some(28) => (false, format!("no connection to {host} within {} s", connect.as_secs_f64())),
+        Some(35) => (false, format!("{host} and curl do not agree on TLS")),
+        Some(51 | 60) => (
+            true,
+            format!("the certificate of {host} is not trusted; name the right CA bundle in CURL_CA_BUNDLE"),
+        ),
+        Some(53 | 54 | 58 | 59 | 66 | 77 | 80 | 82 | 83 | 90 | 91) => {
+            (true, format!("TLS to {host} cannot be set up; check CURL_CA_BUNDLE"))
+        }
+        Some(code @ (56 | 97)) if code == 97 || is_of_proxy => {
+            (is_refused_by_proxy, "the proxy does not let us through; check HTTPS_PROXY".to_owned())
+        }
+        Some(18 | 52 | 55 | 56 | 92 | 95) => (false, format!("the connection to {host} was dropped")),
+        Some(code) => (false, format!("curl failed with exit code {code}")),
+    };
+    let told = format!("{sentence} ({said})");
+    if is_final { Failure::Final(told) } else { Failure::retry(told) }
 }
 
-/// Puts status line and headers together; answers 1xx are skipped.
-#[derive(Debug, Default)]
-struct HeadReader {
-    bytes: Vec<u8>,
-}
-
-impl HeadReader {
-    /// Takes a piece; gives the head and what follows it, once it is complete.
-    fn push(&mut self, piece: &[u8]) -> Result<Option<(Head, Vec<u8>)>, String> {
-        self.bytes.extend_from_slice(piece);
-        loop {
-            let Some(end) = end_of_head(&self.bytes) else {
-                return match self.bytes.len() > HEAD_BYTES_MAX {
-                    true => {
-                        Err("the answer has more headers than any server sends; check \"base_url\""
-                            .to_owned())
-                    }
-                    false => Ok(None),
-                };
-            };
-            let rest = self.bytes.split_off(end);
-            let head = parse_head(&std::mem::replace(&mut self.bytes, rest))?;
-            if head.status >= 200 {
-                return Ok(Some((head, std::mem::take(&mut self.bytes))));
-            }
+/// Takes status and headers off the front of `bytes`, once they are complete; answers 1xx are skipped.
+fn take_head(bytes: &mut Vec<u8>) -> Result<Option<Head>, String> {
+    while let Some(end) = end_of_head(bytes) {
+        let rest = bytes.split_off(end);
+        let head = parse_head(&std::mem::replace(bytes, rest))?;
+        if head.status >= 200 {
+            return Ok(Some(head));
         }
     }
+    if bytes.len() > HEAD_BYTES_MAX {
+        return Err("the answer has more headers than any server sends; check \"base_url\"".to_owned());
+    }
+    Ok(None)
 }
 
 /// Where the first empty line ends.
 fn end_of_head(bytes: &[u8]) -> Option<usize> {
-    let mut start = 0;
-    while let Some(length) = bytes.get(start..)?.iter().position(|&byte| byte == b'\n') {
-        let line = bytes.get(start..start + length)?;
-        start += length + 1;
-        if matches!(line, b"" | b"\r") {
-            return Some(start);
-        }
-    }
-    None
+    let after = |end: &[u8]| bytes.windows(end.len()).position(|part| part == end).map(|at| at + end.len());
+    [after(b"\n\n"), after(b"\n\r\n")].into_iter().flatten().min()
 }
 
 fn parse_head(bytes: &[u8]) -> Result<Head, String> {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.lines();
     let first = lines.next().unwrap_or_default();
-    let status = first
-        .strip_prefix("HTTP/")
-        .and_then(|rest| rest.split_ascii_whitespace().nth(1)?.parse().ok())
-        .ok_or_else(|| {
-            format!("the answer is not HTTP: it begins with \"{}\"", cut_end(&harmless_line(first), 80))
-        })?;
-    let headers = lines
-        .filter_map(|line| line.split_once(':'))
-        .map(|(name, value)| (name.trim().to_ascii_lowercase(), value.trim().to_owned()))
-        .collect();
-    Ok(Head { status, headers })
-}
-
-/// The body of a request in a file that only we can read; dropping it removes it.
-#[derive(Debug)]
-struct BodyFile {
-    path: PathBuf,
-}
-
-impl BodyFile {
-    fn write(directory: &Path, body: &[u8]) -> Result<BodyFile, Failure> {
-        let failed = |error: std::io::Error| {
-            Failure::Final(format!("cannot write the request into \"{}\": {error}", directory.display()))
-        };
-        let name = format!("request-{}.json", random_hex(8).map_err(failed)?);
-        let place = open_directory(directory).map_err(failed)?;
-        let mut file = create_at(&place, Path::new(&name), 0o600).map_err(failed)?;
-        let guard = BodyFile { path: directory.join(name) };
-        set_mode(&file, 0o600).and_then(|()| file.write_all(body)).map_err(failed)?;
-        Ok(guard)
-    }
-}
-
-impl Drop for BodyFile {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            log::warn!("cannot remove \"{}\": {error}", self.path.display()); // it holds no key
-        }
-    }
+    let status =
+        first.strip_prefix("HTTP/").and_then(|rest| rest.split_ascii_whitespace().nth(1)?.parse().ok());
+    let status = status.ok_or_else(|| {
+        format!("the answer is not HTTP: it begins with \"{}\"", cut_end(&harmless_line(first), 80))
+    })?;
+    let fields = lines.filter_map(|line| line.split_once(':'));
+    let headers = fields.map(|(name, value)| (name.trim().to_ascii_lowercase(), value.trim().to_owned()));
+    Ok(Head { status, headers: headers.collect() })
 }
 
 #[cfg(test)]
@@ -440,8 +264,10 @@ mod tests {
 
     #[test]
     fn whatever_is_in_a_value_stays_in_its_line() {
-        let headers = pairs(&[("x-api-key", r#"a"b\c"#), ("x-empty", "")]);
-        let text = config("http://h/?a=\"\nurl = \"http://evil", &headers, Path::new("/d/a\nb")).unwrap();
+        let header = |name: &str, value: &str| (name.to_owned(), Secret::new(value));
+        let headers = vec![header("x-api-key", r#"a"b\c"#), header("x-empty", "")];
+        let url = Secret::new("http://h/?a=\"\nurl = \"http://evil");
+        let text = config(&url, &headers, Path::new("/d/a\nb"));
         let expected = concat!(
             "url = \"http://h/?a=\\\"\\nurl = \\\"http://evil\"\n",
             "header = \"x-api-key: a\\\"b\\\\c\"\n",
@@ -477,19 +303,22 @@ mod tests {
     fn a_head_is_read_from_pieces_of_any_size() {
         let check = |text: &str, expected: Result<Parts<'_>, &str>| {
             for size in 1..=text.len() {
-                let mut reader = HeadReader::default();
+                let mut bytes = Vec::new();
                 let mut found = Ok(None);
                 let mut rest = String::new();
                 for piece in text.as_bytes().chunks(size) {
                     match &found {
-                        Ok(None) => found = reader.push(piece),
+                        Ok(None) => {
+                            bytes.extend_from_slice(piece);
+                            found = take_head(&mut bytes);
+                        }
                         Ok(Some(_)) | Err(_) => rest.push_str(std::str::from_utf8(piece).unwrap()),
                     }
                 }
                 match (found, &expected) {
-                    (Ok(Some((head, first))), Ok((status, headers, body))) => {
+                    (Ok(Some(head)), Ok((status, headers, body))) => {
                         assert_eq!((head.status, head.headers), (*status, pairs(headers)));
-                        assert_eq!(String::from_utf8(first).unwrap() + &rest, *body);
+                        assert_eq!(String::from_utf8(bytes).unwrap() + &rest, *body);
                     }
                     (Ok(None), Err("incomplete")) => {}
                     (Err(told), Err(expected)) => assert!(told.contains(expected), "{told}"),
@@ -507,9 +336,10 @@ mod tests {
         check("HTTP/1.1 200 OK\r\nA: b\r\n", Err("incomplete"));
         check("SSH-2.0-x\r\n\r\n", Err("not HTTP: it begins with \"SSH-2.0-x\""));
         check("HTTP/1.1 soon\r\n\r\n", Err("not HTTP"));
-        let mut reader = HeadReader::default();
-        assert!(reader.push("HTTP/1.1 200 OK\n".as_bytes()).unwrap().is_none());
-        assert!(reader.push(&vec![b'x'; HEAD_BYTES_MAX + 1]).is_err());
+        let mut bytes = b"HTTP/1.1 200 OK\n".to_vec();
+        assert_eq!(take_head(&mut bytes), Ok(None));
+        bytes.extend(vec![b'x'; HEAD_BYTES_MAX + 1]);
+        assert!(take_head(&mut bytes).is_err());
     }
 
     #[test]
@@ -549,18 +379,5 @@ mod tests {
         assert!(names(&[]).contains(&"PATH".into()));
         let hidden = names(&["PATH".to_owned()]);
         assert!(!hidden.contains(&"PATH".into()) && hidden.len() + 1 == names(&[]).len());
-    }
-
-    #[test]
-    fn the_body_is_private_and_goes_with_its_guard() {
-        use std::os::unix::fs::MetadataExt;
-        let place = tempfile::tempdir().unwrap();
-        let body = BodyFile::write(place.path(), b"hello").unwrap();
-        let metadata = std::fs::metadata(&body.path).unwrap();
-        assert_eq!((metadata.mode() & 0o777, metadata.len()), (0o600, 5));
-        drop(body);
-        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
-        let gone = BodyFile::write(&place.path().join("nowhere"), b"");
-        assert!(matches!(gone, Err(Failure::Final(told)) if told.contains("cannot write the request")));
     }
 }

@@ -7,116 +7,100 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::wire::provider::Failure;
+use crate::wire::provider::reply::text_of;
 use crate::words::text::{cut_end, harmless_line};
 
 /// A provider's own words are cut at this length, in bytes.
-pub const MESSAGE_BYTES_MAX: usize = 1024;
+pub(super) const MESSAGE_BYTES_MAX: usize = 1024;
 /// Source: RFC 9110, section 5.6.7; the only form of a date that a server may send.
 const DATE_FORM: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+/// Parts of words that say that the conversation does not fit into the model. Collected from the public
+/// documentation and source of Anthropic, OpenAI, Azure, OpenRouter, vLLM, llama.cpp and Ollama. A refused
+/// `max_tokens` alone is none of these.
+const CONTEXT_SIGNS: &str = "context_length_exceeded|exceed_context_size|prompt is too long|input is too long|\
+    maximum context length|exceed context limit|exceeds the context|exceeds the available context|\
+    context window|context size|reduce the length of the messages|request_too_large";
+/// Which status the code or type of an error stands for, by a part of it; the first that fits.
+const STATUS_SIGNS: [(u16, &str); 11] = [
+    (529, "overloaded"),
+    (429, "rate_limit|insufficient_quota"),
+    (504, "timeout"),
+    (413, "request_too_large"),
+    (401, "invalid_api_key|authentication"),
+    (403, "permission"),
+    (402, "billing"),
+    (404, "not_found"),
+    (503, "unavailable"),
+    (500, "server_error|api_error"),
+    (400, "context|invalid_request"),
+];
 
 /// Whom we asked, for the sentence that tells a person what to check.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
+pub(super) struct Asked<'a> {
     /// Where the key comes from.
-    pub key: &'a str,
+    pub(super) key: &'a str,
     /// The model.
-    pub model: &'a str,
+    pub(super) model: &'a str,
     /// The address, without user, password and query.
-    pub address: &'a str,
+    pub(super) address: &'a str,
 }
 
 /// What an answer of this HTTP status means. `message` is the provider's own explanation.
-#[must_use]
-pub fn of_status(status: u16, message: &str, wait: Option<Duration>, asked: Asked<'_>) -> Failure {
-    let said = said(message);
-    if matches!(status, 400 | 413 | 422 | 500) && is_about_context(message) || status == 413 {
-        return Failure::ContextTooLong(format!(
-            "the conversation is too long for the model (HTTP {status}){said}"
-        ));
+pub(super) fn of_status(status: u16, message: &str, wait: Option<Duration>, asked: Asked<'_>) -> Failure {
+    let said = match cut_end(&harmless_line(message), MESSAGE_BYTES_MAX) {
+        line if line.is_empty() => format!("(HTTP {status})"),
+        line => format!("(HTTP {status}): {line}"),
+    };
+    let is_about_context = || has_sign(&message.to_ascii_lowercase(), CONTEXT_SIGNS);
+    if status == 413 || matches!(status, 400 | 422 | 500) && is_about_context() {
+        return Failure::ContextTooLong(format!("the conversation is too long for the model {said}"));
     }
+    let again = |what: &str| Failure::Retry { reason: format!("the provider {what} {said}"), wait };
     let Asked { key, model, address } = asked;
-    match status {
-        300..=399 => Failure::Final(format!(
+    Failure::Final(match status {
+        429 if message.contains("insufficient_quota") => format!("the account's quota is used up {said}"),
+        429 => return again("asks us to slow down"),
+        503 | 529 => return again("is overloaded"),
+        408 | 409 | 425 | 500..=599 => return again("failed"),
+        300..=399 => format!(
             "{address} redirects to another place (HTTP {status}), which is not followed; check \"base_url\""
-        )),
-        401 | 403 => Failure::Final(format!("the key was refused (HTTP {status}){said}; check {key}")),
-        402 => Failure::Final(format!("the provider wants to be paid first (HTTP {status}){said}")),
-        404 => Failure::Final(format!(
-            "the provider does not know the model \"{model}\" or the address {address} (HTTP 404){said}; check \"model\" and \"base_url\""
-        )),
-        429 if message.contains("insufficient_quota") => {
-            Failure::Final(format!("the account's quota is used up (HTTP {status}){said}"))
-        }
-        429 => Failure::Retry {
-            reason: format!("the provider asks us to slow down (HTTP {status}){said}"),
-            wait,
-        },
-        503 | 529 => {
-            Failure::Retry { reason: format!("the provider is overloaded (HTTP {status}){said}"), wait }
-        }
-        408 | 409 | 425 | 500..=599 => {
-            Failure::Retry { reason: format!("the provider failed (HTTP {status}){said}"), wait }
-        }
-        _ => Failure::Final(format!("the provider did not accept the request (HTTP {status}){said}")),
-    }
+        ),
+        401 | 403 => format!("the key was refused {said}; check {key}"),
+        402 => format!("the provider wants to be paid first {said}"),
+        404 => format!(
+            "the provider does not know the model \"{model}\" or the address {address} {said}; check \"model\" and \"base_url\""
+        ),
+        _ => format!("the provider did not accept the request {said}"),
+    })
 }
 
-fn said(message: &str) -> String {
-    let line = harmless_line(message);
-    if line.is_empty() { String::new() } else { format!(": {}", cut_end(&line, MESSAGE_BYTES_MAX)) }
-}
-
-/// Whether a provider's words say that the conversation does not fit into the model.
-///
-/// Collected from the public documentation and source of Anthropic, OpenAI, Azure, OpenRouter, vLLM,
-/// llama.cpp and Ollama. A refused `max_tokens` alone is none of these.
-#[must_use]
-pub fn is_about_context(message: &str) -> bool {
-    const SIGNS: [&str; 12] = [
-        "context_length_exceeded",
-        "exceed_context_size",
-        "prompt is too long",
-        "input is too long",
-        "maximum context length",
-        "exceed context limit",
-        "exceeds the context",
-        "exceeds the available context",
-        "context window",
-        "context size",
-        "reduce the length of the messages",
-        "request_too_large",
-    ];
-    let message = message.to_ascii_lowercase();
-    SIGNS.iter().any(|sign| message.contains(sign))
+fn has_sign(text: &str, signs: &str) -> bool {
+    signs.split('|').any(|sign| text.contains(sign))
 }
 
 /// What an error body says: the message of its JSON with its type and code, or the text itself.
-#[must_use]
-pub fn message_of_body(body: &[u8]) -> String {
+pub(super) fn message_of_body(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
-    match serde_json::from_str::<Value>(&text) {
+    let told = serde_json::from_str::<Value>(&text).map(|value| {
         // vLLM and others put the fields at the top; some proxies wrap the object in a list.
-        Ok(value) => {
-            let value = value.get(0).unwrap_or(&value);
-            let told = message_of_error(value.get("error").unwrap_or(value));
-            if told.is_empty() { text.into_owned() } else { told }
-        }
+        let value = value.get(0).unwrap_or(&value);
+        message_of_error(value.get("error").unwrap_or(value))
+    });
+    match told {
+        Ok(told) if !told.is_empty() => told,
         Err(_) if text.trim_start().starts_with('<') => "the answer is a web page".to_owned(),
-        Err(_) => text.into_owned(),
+        Ok(_) | Err(_) => text.into_owned(),
     }
 }
 
 /// What an `error` object says: its message, and its code or type where that tells more.
-#[must_use]
-pub fn message_of_error(error: &Value) -> String {
-    let field = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
-    let message = match error.as_str() {
-        Some(text) => text,
-        None if field("message").is_empty() => field("detail"),
-        None => field("message"),
+pub(super) fn message_of_error(error: &Value) -> String {
+    let first = |names: [&str; 2]| {
+        names.map(|name| text_of(error, name)).into_iter().find(|text| !text.is_empty()).unwrap_or_default()
     };
-    let kind = if field("code").is_empty() { field("type") } else { field("code") };
-    match (message, kind) {
+    let message = error.as_str().unwrap_or_else(|| first(["message", "detail"]));
+    match (message, first(["code", "type"])) {
         (message, "" | "error") => message.to_owned(),
         ("", kind) => kind.to_owned(),
         (message, kind) => format!("{message} ({kind})"),
@@ -124,57 +108,35 @@ pub fn message_of_error(error: &Value) -> String {
 }
 
 /// The status that an error object inside a stream stands for; 500 where it does not say.
-#[must_use]
-pub fn status_of_error(error: &Value) -> u16 {
-    for name in ["code", "status", "status_code"] {
-        let number = error.get(name).and_then(|code| code.as_u64().or_else(|| code.as_str()?.parse().ok()));
-        if let Some(status) = number.and_then(|n| u16::try_from(n).ok()).filter(|n| (400..600).contains(n)) {
-            return status;
-        }
-    }
+pub(super) fn status_of_error(error: &Value) -> u16 {
+    let number =
+        |name| error.get(name).and_then(|code| code.as_u64().or_else(|| code.as_str()?.parse().ok()));
+    let numbers = ["code", "status", "status_code"].into_iter().filter_map(number);
+    let told = numbers.filter_map(|n| u16::try_from(n).ok()).find(|n| (400..600).contains(n));
     // The code tells more than the type: OpenAI's type of a wrong key is "invalid_request_error".
-    let names = ["code", "type"].map(|name| error.get(name).and_then(Value::as_str).unwrap_or_default());
-    const STATUS: [(&str, u16); 16] = [
-        ("overloaded", 529),
-        ("rate_limit", 429),
-        ("insufficient_quota", 429),
-        ("timeout", 504),
-        ("context", 400),
-        ("request_too_large", 413),
-        ("invalid_api_key", 401),
-        ("authentication", 401),
-        ("permission", 403),
-        ("billing", 402),
-        ("model_not_found", 404),
-        ("not_found", 404),
-        ("unavailable", 503),
-        ("server_error", 500),
-        ("api_error", 500),
-        ("invalid_request", 400),
-    ];
-    names
-        .iter()
-        .find_map(|name| STATUS.iter().find(|(sign, _)| name.contains(sign)))
-        .map_or(500, |(_, status)| *status)
+    let meant = ["code", "type"].into_iter().find_map(|name| {
+        STATUS_SIGNS
+            .iter()
+            .find(|(_, signs)| has_sign(text_of(error, name), signs))
+            .map(|(status, _)| *status)
+    });
+    told.or(meant).unwrap_or(500)
 }
 
 /// How long a `Retry-After` header wants us to wait: seconds, or a date.
 #[must_use]
 pub fn retry_after(value: &str, now_seconds: u64) -> Option<Duration> {
     let value = value.trim();
-    let looks_like_a_number = value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    if looks_like_a_number {
+    if value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
         return Duration::try_from_secs_f64(value.parse().ok()?).ok();
     }
-    let until = parse_http_date(value)?;
-    Some(Duration::from_secs(until.saturating_sub(now_seconds)))
+    Some(Duration::from_secs(parse_http_date(value)?.saturating_sub(now_seconds)))
 }
 
 /// Seconds since 1970 of a date such as `Sun, 06 Nov 1994 08:49:37 GMT`.
 #[must_use]
 pub fn parse_http_date(text: &str) -> Option<u64> {
-    const MONTHS: [&str; 12] =
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
     if text.len() != DATE_FORM.len() || !text.ends_with(" GMT") || text.get(3..5) != Some(", ") {
         return None;
     }
@@ -182,13 +144,13 @@ pub fn parse_http_date(text: &str) -> Option<u64> {
         let digits = text.get(from..to)?;
         if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse::<u64>().ok() } else { None }
     };
-    let month = MONTHS.iter().position(|name| text.get(8..11) == Some(name))?;
+    let month = (0..12).find(|month| text.get(8..11) == MONTHS.get(3 * month..3 * month + 3))? as u64 + 1;
     let (day, year) = (number(5, 7)?, number(12, 16)?);
     let (hour, minute, second) = (number(17, 19)?, number(20, 22)?, number(23, 25)?);
     if !(1..=31).contains(&day) || year < 1970 || hour > 23 || minute > 59 || second > 60 {
         return None;
     }
-    Some(((days_since_1970(year, month as u64 + 1, day) * 24 + hour) * 60 + minute) * 60 + second)
+    Some(((days_since_1970(year, month, day) * 24 + hour) * 60 + minute) * 60 + second)
 }
 
 /// Days from 1970-01-01 to this day of the Gregorian calendar; years begin in March, the leap day is the last.

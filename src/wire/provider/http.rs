@@ -3,7 +3,7 @@
 //! Runs on the turn thread. The only file where a key meets a request; every sentence that leaves it has the
 //! key masked.
 
-use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -11,25 +11,28 @@ use serde_json::{Map, Value};
 use crate::store::manifest::ProviderSettings;
 use crate::sys::clock::now_seconds;
 use crate::sys::wait::Cancel;
-use crate::wire::provider::curl::{Curl, Exchange, Head, Post, check_header};
+use crate::wire::provider::child::Patience;
+use crate::wire::provider::curl::{Curl, Exchange, Head, Headers, check_header, find_curl};
 use crate::wire::provider::failure::{Asked, message_of_body, of_status, retry_after};
 use crate::wire::provider::key::{KeySource, Secret};
-use crate::wire::provider::sse::Framer;
-use crate::wire::provider::{Failure, ModelRequest, Outcome, Progress, Trouble, anthropic, openai};
+use crate::wire::provider::reply::{Progress, Reply, Trouble};
+use crate::wire::provider::sse::{Framer, MAX_EVENT_BYTES};
+use crate::wire::provider::{Failure, ModelRequest, Outcome, anthropic, openai};
 use crate::words::error::{Error, Result};
-use crate::words::message::AssistantMessage;
 use crate::words::text::harmless_line;
 
+/// Tokens of one reply when the settings say nothing.
+const DEFAULT_MAX_TOKENS: u64 = 8192;
 /// How much of an error's body is read.
 const ERROR_BODY_BYTES_MAX: usize = 64 << 10;
-/// The largest reply of a server that does not stream.
-const WHOLE_BODY_BYTES_MAX: usize = 16 << 20;
 /// Once the reply is whole, the server gets this long to close its side by itself.
 const FAREWELL: Duration = Duration::from_millis(50);
+/// Variables that hold keys by convention. Only the program that needs one gets it, and curl needs none.
+const KEY_VARIABLES: [&str; 2] = ["ANTHROPIC_API_KEY", "OPENAI_API_KEY"];
 
 /// Which protocol is spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dialect {
+pub(super) enum Dialect {
     /// Anthropic Messages.
     Anthropic,
     /// OpenAI Chat Completions.
@@ -37,140 +40,116 @@ pub enum Dialect {
 }
 
 /// A model behind an HTTP server.
-#[derive(Clone)]
-pub struct Http {
+#[derive(Debug, Clone)]
+pub(super) struct Http {
     dialect: Dialect,
-    url: String,
-    /// The address without user, password and query, for sentences.
-    shown_url: String,
-    host: String,
+    url: Secret,
+    address: Address,
     /// The headers that need no key: ours, and those of the settings.
-    headers: Vec<(String, String)>,
+    headers: Headers,
     /// Values of those headers that may be keys themselves.
     secret_headers: Vec<Secret>,
     key: KeySource,
     model: String,
-    max_tokens: u64,
-    limit: openai::TokenLimit,
+    max_tokens: Option<u64>,
     curl: Curl,
-}
-
-impl fmt::Debug for Http {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Http")
-            .field("dialect", &self.dialect)
-            .field("url", &self.shown_url)
-            .field("model", &self.model)
-            .field("key", &self.key)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Http {
     /// Checks the settings and makes everything ready that stays the same for each request.
-    ///
-    /// # Errors
-    /// When the address or a header cannot be used.
-    pub fn new(
+    pub(super) fn new(
         dialect: Dialect,
         settings: &ProviderSettings,
-        model: &str,
-        max_tokens: u64,
-        key: KeySource,
-        curl: Curl,
+        model: String,
+        private_dir: PathBuf,
+        lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Http> {
-        let default = match dialect {
-            Dialect::Anthropic => anthropic::DEFAULT_BASE_URL,
-            Dialect::Openai => openai::DEFAULT_BASE_URL,
+        let (default_url, key_variable) = match dialect {
+            Dialect::Anthropic => (anthropic::DEFAULT_BASE_URL, "ANTHROPIC_API_KEY"),
+            Dialect::Openai => (openai::DEFAULT_BASE_URL, "OPENAI_API_KEY"),
         };
-        let base_url = settings.base_url.as_deref().unwrap_or(default).trim();
-        let Address { host, shown, is_local } = parse_address(base_url).map_err(Error::told)?;
-        let url = match dialect {
-            Dialect::Anthropic => anthropic::endpoint(base_url),
-            Dialect::Openai => openai::endpoint(base_url),
-        };
-        if base_url.starts_with("http://") && !is_local {
-            log::warn!("the connection to {host} is not encrypted, the key included; use https");
+        let is_key_optional = dialect == Dialect::Openai && settings.base_url.is_some();
+        let key = KeySource::find(settings, key_variable, is_key_optional, lookup)?;
+        let program = find_curl(lookup).ok_or_else(|| {
+            Error::told("the program \"curl\", by which the model is reached, is not on PATH; install curl")
+        })?;
+        let hidden_variables = KEY_VARIABLES.into_iter().chain(key.variable()).map(str::to_owned).collect();
+        let base_url = settings.base_url.as_deref().unwrap_or(default_url).trim();
+        let address = parse_address(base_url).map_err(Error::told)?;
+        if base_url.starts_with("http://") && !address.is_local {
+            log::warn!("the connection to {} is not encrypted, the key included; use https", address.host);
         }
         let (headers, secret_headers) = headers(dialect, &settings.headers).map_err(Error::told)?;
-        let is_openai_itself =
-            ["api.openai.com", ".openai.azure.com"].iter().any(|name| host.ends_with(name));
-        let limit = match (is_openai_itself, settings.max_tokens) {
-            (true, _) => openai::TokenLimit::Completion(max_tokens),
-            (false, Some(tokens)) => openai::TokenLimit::Plain(tokens),
-            (false, None) => openai::TokenLimit::Unsaid,
-        };
-        let model = model.to_owned();
-        let http = Http {
+        Ok(Http {
             dialect,
-            url,
-            shown_url: shown,
-            host,
+            url: Secret::new(endpoint(dialect, base_url)),
+            address,
             headers,
             secret_headers,
             key,
             model,
-            max_tokens,
-            limit,
-            curl,
-        };
-        Ok(http)
+            max_tokens: settings.max_tokens,
+            curl: Curl { program, private_dir, hidden_variables, patience: Patience::default() },
+        })
     }
 
-    /// How curl is run.
-    pub fn curl_mut(&mut self) -> &mut Curl {
-        &mut self.curl
+    /// The same with other limits of waiting.
+    pub(super) fn set_patience(&mut self, patience: Patience) {
+        self.curl.patience = patience;
     }
 
     /// One attempt.
-    ///
-    /// # Errors
-    /// Why there is no reply; the key is masked in it.
-    pub fn request(
+    pub(super) fn request(
         &self,
         request: &ModelRequest<'_>,
         cancel: &Cancel,
         on_text: &mut dyn FnMut(&str),
     ) -> Outcome {
         let key = self.key.read().map_err(|error| Failure::Final(error.to_string()))?;
-        self.exchange(request, key.as_ref(), cancel, on_text).map_err(|failure| {
-            let secrets = key.iter().chain(&self.secret_headers);
-            secrets.fold(failure, masked)
-        })
+        let mask = |text: String| {
+            key.iter().chain(&self.secret_headers).fold(text, |text, secret| secret.mask(&text))
+        };
+        let mut attempt = || {
+            let body = self.body(request).to_string();
+            let (host, count) = (&self.address.host, body.len());
+            log::debug!("model request {} to {}: {count} bytes", request.number, self.address.shown);
+            let headers = self.all_headers(key.as_ref());
+            let mut exchange = Exchange::start(&self.curl, &self.url, host, &headers, &body)?;
+            let head = exchange.head(cancel)?;
+            log::debug!("model request {}: HTTP {}", request.number, head.status);
+            match head.status {
+                200 => self.follow(exchange, cancel, on_text),
+                // Masked before it is cut: half a key at the end would not be found any more.
+                _ => Err(self.refusal(exchange, &head, &mask, cancel)),
+            }
+        };
+        attempt().map_err(|failure| failure.map(mask))
     }
 
-    fn exchange(
-        &self,
-        request: &ModelRequest<'_>,
-        key: Option<&Secret>,
-        cancel: &Cancel,
-        on_text: &mut dyn FnMut(&str),
-    ) -> Outcome {
-        let body = match self.dialect {
-            Dialect::Anthropic => anthropic::request_body(&self.model, self.max_tokens, request),
-            Dialect::Openai => openai::request_body(&self.model, self.limit, request),
-        }
-        .to_string();
-        let headers = self.all_headers(key);
-        let post = Post { url: &self.url, host: &self.host, headers: &headers, body: body.as_bytes() };
-        log::debug!("model request {} to {}: {} bytes", request.number, self.shown_url, body.len());
-        let mut exchange = Exchange::start(&self.curl, &post)?;
-        drop((body, headers));
-        let head = exchange.head(cancel)?;
-        log::debug!("model request {}: HTTP {}", request.number, head.status);
-        if head.status == 200 {
-            self.follow(exchange, cancel, on_text)
-        } else {
-            Err(self.refusal(exchange, &head, key, cancel))
+    fn body(&self, request: &ModelRequest<'_>) -> Value {
+        let Http { model, max_tokens, .. } = self;
+        let tokens = max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+        // OpenAI's and Azure's newer models refuse `max_tokens`, which every other server knows.
+        let is_openai_itself =
+            ["api.openai.com", ".openai.azure.com"].iter().any(|name| self.address.host.ends_with(name));
+        match self.dialect {
+            Dialect::Anthropic => anthropic::request_body(model, tokens, request),
+            Dialect::Openai if is_openai_itself => {
+                openai::request_body(model, Some(("max_completion_tokens", tokens)), request)
+            }
+            // Unsaid, the server decides: a local one with a small context would refuse a large limit.
+            Dialect::Openai => {
+                openai::request_body(model, max_tokens.map(|tokens| ("max_tokens", tokens)), request)
+            }
         }
     }
 
-    fn all_headers(&self, key: Option<&Secret>) -> Vec<(String, String)> {
+    fn all_headers(&self, key: Option<&Secret>) -> Headers {
         let mut headers = self.headers.clone();
         let Some(key) = key else { return headers };
         let (name, value) = match self.dialect {
-            Dialect::Anthropic => ("x-api-key", key.reveal().to_owned()),
-            Dialect::Openai => ("authorization", format!("Bearer {}", key.reveal())),
+            Dialect::Anthropic => ("x-api-key", key.clone()),
+            Dialect::Openai => ("authorization", Secret::new(format!("Bearer {}", key.reveal()))),
         };
         // What the settings say goes before what we would say.
         if !headers.iter().any(|(given, _)| given.eq_ignore_ascii_case(name)) {
@@ -181,188 +160,123 @@ impl Http {
 
     /// Reads the reply to its end.
     fn follow(&self, mut exchange: Exchange, cancel: &Cancel, on_text: &mut dyn FnMut(&str)) -> Outcome {
-        let mut reply = Reply::new(self.dialect);
-        let mut framer = Framer::default();
-        let mut form = Form::Unknown;
-        let broken = loop {
-            let piece = match exchange.piece(cancel) {
-                Ok(Some(piece)) => piece,
-                Ok(None) => break None,
-                Err(failure) => break Some(failure),
+        let (mut reply, mut framer) = (Reply::default(), Framer::default());
+        let (mut form, mut unread) = (Form::Unknown, Vec::new());
+        let mut take = |reply: &mut Reply, data: &str| {
+            let taken = match self.dialect {
+                Dialect::Anthropic => anthropic::take(reply, data),
+                Dialect::Openai => openai::take(reply, data),
             };
-            form = form.after(piece);
-            let Form::Stream(bytes) = &mut form else { continue };
-            let events =
-                framer.push(&std::mem::take(bytes)).map_err(|error| Failure::Final(error.to_string()))?;
-            for event in events {
-                if self.judged(reply.take(&event.data, on_text))? == Progress::Complete {
-                    exchange.farewell(cancel, FAREWELL);
-                    return Ok(reply.finish());
+            reply.stream(on_text);
+            taken.map_err(|trouble| match trouble {
+                Trouble::Broken(reason) => Failure::retry(reason),
+                Trouble::Told { status, message } => self.judge(status, &message, None),
+            })
+        };
+        let broken = loop {
+            match exchange.piece(cancel) {
+                Ok(Some(piece)) => unread.extend(piece),
+                Ok(None) => break None,
+                Err(Failure::Cancelled) => return Err(Failure::Cancelled),
+                Err(failure) => break Some(failure),
+            }
+            if form == Form::Unknown {
+                form = Form::of(&unread);
+            }
+            if form == Form::Page {
+                let shown = &self.address.shown;
+                return Err(Failure::Final(format!(
+                    "{shown} answers with a web page, not as a model provider does; check \"base_url\""
+                )));
+            }
+            if form == Form::Stream {
+                let events = framer.push(&std::mem::take(&mut unread)).map_err(|_| {
+                    Failure::Final(format!("one event of the stream has more than {MAX_EVENT_BYTES} bytes"))
+                })?;
+                for data in events {
+                    if take(&mut reply, &data)? == Progress::Complete {
+                        exchange.farewell(cancel, FAREWELL);
+                        return Ok(reply.finish());
+                    }
                 }
             }
         };
-        match (form, broken) {
-            (_, Some(Failure::Cancelled)) => return Err(Failure::Cancelled),
-            (Form::Whole(body), None) => {
-                self.judged(reply.take(&String::from_utf8_lossy(&body), on_text))?;
-            }
-            (Form::Page, None) => {
-                return Err(Failure::Final(format!(
-                    "{} answers with a web page, not as a model provider does; check \"base_url\"",
-                    self.shown_url
-                )));
-            }
-            (Form::Stream(_), None) => {
-                if let Some(event) = framer.finish() {
-                    self.judged(reply.take(&event.data, on_text))?;
-                }
-            }
-            // A server that has said all and then closes badly has still said all.
-            (_, Some(failure)) if !reply.is_complete() => return Err(failure),
-            (Form::Unknown, None) | (_, Some(_)) => {}
+        let last = match form {
+            _ if broken.is_some() => None,
+            Form::Stream => framer.finish(),
+            Form::Whole => Some(String::from_utf8_lossy(&unread).into_owned()),
+            Form::Unknown | Form::Page => None,
+        };
+        if let Some(data) = last {
+            take(&mut reply, &data)?;
         }
-        if reply.is_complete() {
-            return Ok(reply.finish());
+        if reply.is_complete {
+            return Ok(reply.finish()); // also when the server then closed badly: it had said all
         }
-        Err(retry(format!("the stream of {} ended before the reply was complete", self.host)))
-    }
-
-    fn judged(&self, taken: Result<Progress, Trouble>) -> Result<Progress, Failure> {
-        taken.map_err(|trouble| match trouble {
-            Trouble::Broken(reason) => retry(reason),
-            Trouble::Told { status, message } => self.judge(status, &message, None),
-        })
+        let reason = format!("the stream of {} ended before the reply was complete", self.address.host);
+        Err(broken.unwrap_or_else(|| Failure::retry(reason)))
     }
 
     fn judge(&self, status: u16, message: &str, wait: Option<Duration>) -> Failure {
-        let asked = Asked { key: &self.key.to_string(), model: &self.model, address: &self.shown_url };
+        let asked = Asked { key: &self.key.to_string(), model: &self.model, address: &self.address.shown };
         of_status(status, message, wait, asked)
     }
 
     /// What an answer other than 200 means.
-    fn refusal(&self, mut exchange: Exchange, head: &Head, key: Option<&Secret>, cancel: &Cancel) -> Failure {
+    fn refusal(
+        &self,
+        mut exchange: Exchange,
+        head: &Head,
+        mask: &dyn Fn(String) -> String,
+        cancel: &Cancel,
+    ) -> Failure {
         let mut body = Vec::new();
         while body.len() < ERROR_BODY_BYTES_MAX {
             match exchange.piece(cancel) {
                 Ok(Some(piece)) => body.extend(piece),
                 Err(Failure::Cancelled) => return Failure::Cancelled,
-                // The status alone tells enough.
-                Ok(None) | Err(Failure::Retry { .. } | Failure::Final(_) | Failure::ContextTooLong(_)) => {
-                    break;
-                }
+                Ok(None) | Err(_) => break, // the status alone tells enough
             }
         }
-        body.truncate(ERROR_BODY_BYTES_MAX);
-        // Masked before it is cut: half a key at the end would not be found any more.
-        let message = message_of_body(&body);
-        let message =
-            key.iter().copied().chain(&self.secret_headers).fold(message, |text, key| key.mask(&text));
-        self.judge(head.status, &message, wanted_wait(head))
-    }
-}
-
-fn wanted_wait(head: &Head) -> Option<Duration> {
-    let millis =
-        head.header("retry-after-ms").and_then(|value| value.parse().ok()).map(Duration::from_millis);
-    millis.or_else(|| retry_after(head.header("retry-after")?, now_seconds()))
-}
-
-fn retry(reason: String) -> Failure {
-    Failure::Retry { reason, wait: None }
-}
-
-fn masked(failure: Failure, secret: &Secret) -> Failure {
-    match failure {
-        Failure::Retry { reason, wait } => Failure::Retry { reason: secret.mask(&reason), wait },
-        Failure::ContextTooLong(reason) => Failure::ContextTooLong(secret.mask(&reason)),
-        Failure::Final(reason) => Failure::Final(secret.mask(&reason)),
-        Failure::Cancelled => Failure::Cancelled,
-    }
-}
-
-/// The reply of either protocol.
-enum Reply {
-    Anthropic(anthropic::Reply),
-    Openai(openai::Reply),
-}
-
-impl Reply {
-    fn new(dialect: Dialect) -> Reply {
-        match dialect {
-            Dialect::Anthropic => Reply::Anthropic(anthropic::Reply::default()),
-            Dialect::Openai => Reply::Openai(openai::Reply::default()),
-        }
-    }
-
-    fn take(&mut self, data: &str, on_text: &mut dyn FnMut(&str)) -> Result<Progress, Trouble> {
-        match self {
-            Reply::Anthropic(reply) => reply.take(data, on_text),
-            Reply::Openai(reply) => reply.take(data, on_text),
-        }
-    }
-
-    fn is_complete(&self) -> bool {
-        match self {
-            Reply::Anthropic(reply) => reply.is_complete(),
-            Reply::Openai(reply) => reply.is_complete(),
-        }
-    }
-
-    fn finish(self) -> AssistantMessage {
-        match self {
-            Reply::Anthropic(reply) => reply.finish(),
-            Reply::Openai(reply) => reply.finish(),
-        }
+        let wait = head.headers.iter().find(|(name, _)| name == "retry-after");
+        let wait = wait.and_then(|(_, value)| retry_after(value, now_seconds()));
+        self.judge(head.status, &mask(message_of_body(&body)), wait)
     }
 }
 
 /// What the body of an answer is, told by its first byte: content types are often wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// Nothing but space has come.
     Unknown,
-    /// Events; the bytes that were not framed yet.
-    Stream(Vec<u8>),
+    /// Events.
+    Stream,
     /// One JSON object.
-    Whole(Vec<u8>),
+    Whole,
     /// HTML: a captive portal, or a wrong address.
     Page,
 }
 
 impl Form {
-    fn after(self, piece: Vec<u8>) -> Form {
-        match self {
-            Form::Unknown => match piece.iter().find(|byte| !byte.is_ascii_whitespace()) {
-                None => Form::Unknown,
-                Some(b'{') => Form::Whole(piece),
-                Some(b'<') => Form::Page,
-                Some(_) => Form::Stream(piece),
-            },
-            Form::Stream(mut bytes) => {
-                bytes.extend(piece);
-                Form::Stream(bytes)
-            }
-            Form::Whole(mut bytes) => {
-                let room = WHOLE_BODY_BYTES_MAX.saturating_sub(bytes.len());
-                bytes.extend(piece.into_iter().take(room));
-                Form::Whole(bytes)
-            }
-            Form::Page => Form::Page,
+    fn of(start: &[u8]) -> Form {
+        match start.trim_ascii_start().first() {
+            None => Form::Unknown,
+            Some(b'{') => Form::Whole,
+            Some(b'<') => Form::Page,
+            Some(_) => Form::Stream,
         }
     }
 }
 
-/// Headers, name and value.
-type Headers = Vec<(String, String)>;
-
 /// Our headers and those of the settings; of these, the values that may be keys.
 fn headers(dialect: Dialect, given: &Map<String, Value>) -> Result<(Headers, Vec<Secret>), String> {
     let mut headers = vec![
-        ("content-type".to_owned(), "application/json".to_owned()),
-        ("accept".to_owned(), "text/event-stream, application/json".to_owned()),
-        ("user-agent".to_owned(), concat!("insomnia/", env!("CARGO_PKG_VERSION")).to_owned()),
+        ("content-type".to_owned(), Secret::new("application/json")),
+        ("accept".to_owned(), Secret::new("text/event-stream, application/json")),
+        ("user-agent".to_owned(), Secret::new(concat!("insomnia/", env!("CARGO_PKG_VERSION")))),
     ];
     if dialect == Dialect::Anthropic {
-        headers.push(("anthropic-version".to_owned(), anthropic::VERSION.to_owned()));
+        headers.push(("anthropic-version".to_owned(), Secret::new(anthropic::VERSION)));
     }
     let mut secrets = Vec::new();
     for (name, value) in given {
@@ -371,7 +285,7 @@ fn headers(dialect: Dialect, given: &Map<String, Value>) -> Result<(Headers, Vec
         })?;
         check_header(name, value)?;
         headers.retain(|(ours, _)| !ours.eq_ignore_ascii_case(name));
-        headers.push((name.clone(), value.to_owned()));
+        headers.push((name.clone(), Secret::new(value)));
         let name = name.to_ascii_lowercase();
         if ["key", "auth", "token", "secret", "cookie"].iter().any(|sign| name.contains(sign)) {
             secrets.push(Secret::new(value));
@@ -380,8 +294,19 @@ fn headers(dialect: Dialect, given: &Map<String, Value>) -> Result<(Headers, Vec
     Ok((headers, secrets))
 }
 
+/// Where to post, for a base address with or without a path; a query such as Azure's `api-version` stays.
+fn endpoint(dialect: Dialect, base_url: &str) -> String {
+    let (base, query) = base_url.split_at(base_url.find('?').unwrap_or(base_url.len()));
+    let base = base.trim_end_matches('/');
+    let path = match dialect {
+        Dialect::Anthropic => anthropic::path_behind(base),
+        Dialect::Openai => openai::path_behind(base),
+    };
+    format!("{base}{path}{query}")
+}
+
 /// The parts of an address that sentences need.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Address {
     /// Host and port.
     host: String,
@@ -392,15 +317,12 @@ struct Address {
 }
 
 fn parse_address(url: &str) -> Result<Address, String> {
-    let fault = |what: &str| {
-        // The address itself may hold a password, so only what is wrong is said.
-        format!("\"base_url\" {what}; write it like \"https://host/v1\"")
-    };
-    let Some((scheme, rest)) =
-        url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https"))
-    else {
-        return Err(fault("begins with neither http:// nor https://"));
-    };
+    // The address itself may hold a password, so only what is wrong is said.
+    let fault = |what: &str| format!("\"base_url\" {what}; write it like \"https://host/v1\"");
+    let (scheme, rest) = url
+        .split_once("://")
+        .filter(|(scheme, _)| matches!(*scheme, "http" | "https"))
+        .ok_or_else(|| fault("begins with neither http:// nor https://"))?;
     if url.chars().any(|c| c.is_control() || c.is_whitespace() || c == '#') {
         return Err(fault("has a space, a control character or a \"#\""));
     }
@@ -410,11 +332,8 @@ fn parse_address(url: &str) -> Result<Address, String> {
     if host.is_empty() || host.starts_with(':') {
         return Err(fault("names no host"));
     }
-    let name = match host.strip_prefix('[') {
-        Some(v6) => v6.split(']').next().unwrap_or_default(),
-        None => host.split(':').next().unwrap_or_default(),
-    };
-    let is_local = name == "localhost" || name == "::1" || name.starts_with("127.");
+    let name = host.trim_end_matches(|c: char| c == ':' || c.is_ascii_digit());
+    let is_local = name == "localhost" || name == "[::1]" || name.starts_with("127.");
     Ok(Address { host: host.to_owned(), shown: format!("{scheme}://{host}{path}"), is_local })
 }
 
@@ -445,6 +364,33 @@ mod tests {
     }
 
     #[test]
+    fn the_address_of_anthropic_may_have_a_path_or_none() {
+        let check = |base: &str, expected: &str| assert_eq!(endpoint(Dialect::Anthropic, base), expected);
+        check("https://api.anthropic.com", "https://api.anthropic.com/v1/messages");
+        check("https://api.anthropic.com/", "https://api.anthropic.com/v1/messages");
+        check("http://h:1/v1", "http://h:1/v1/messages");
+        check("http://h:1/v1/", "http://h:1/v1/messages");
+        check("http://h/anthropic", "http://h/anthropic/v1/messages");
+        check("http://h/odd/messages", "http://h/odd/messages");
+        check("http://h/v1?beta=true", "http://h/v1/messages?beta=true");
+    }
+
+    #[test]
+    fn the_address_of_openai_may_have_a_path_or_none() {
+        let check = |base: &str, expected: &str| assert_eq!(endpoint(Dialect::Openai, base), expected);
+        check(openai::DEFAULT_BASE_URL, "https://api.openai.com/v1/chat/completions");
+        check("http://localhost:11434", "http://localhost:11434/v1/chat/completions");
+        check("http://localhost:11434/", "http://localhost:11434/v1/chat/completions");
+        check("http://h/v1/", "http://h/v1/chat/completions");
+        check("https://openrouter.ai/api/v1", "https://openrouter.ai/api/v1/chat/completions");
+        check("http://h/v1/chat/completions", "http://h/v1/chat/completions");
+        check(
+            "https://r.openai.azure.com/openai/deployments/d?api-version=2024-10-21",
+            "https://r.openai.azure.com/openai/deployments/d/chat/completions?api-version=2024-10-21",
+        );
+    }
+
+    #[test]
     fn headers_of_the_settings_replace_ours_and_may_be_secret() {
         let given = serde_json::json!({"User-Agent": "x", "api-key": "topsecret", "anthropic-beta": "b"});
         let (headers, secrets) = headers(Dialect::Anthropic, given.as_object().unwrap()).unwrap();
@@ -463,20 +409,12 @@ mod tests {
 
     #[test]
     fn the_first_byte_tells_a_stream_from_an_object() {
-        let check = |pieces: &[&str], expected: &str| {
-            let form = pieces.iter().fold(Form::Unknown, |form, piece| form.after(piece.as_bytes().to_vec()));
-            let found = match form {
-                Form::Unknown => "unknown".to_owned(),
-                Form::Stream(bytes) => format!("stream {}", String::from_utf8(bytes).unwrap()),
-                Form::Whole(bytes) => format!("whole {}", String::from_utf8(bytes).unwrap()),
-                Form::Page => "page".to_owned(),
-            };
-            assert_eq!(found, expected);
-        };
-        check(&[], "unknown");
-        check(&["\n", "  {\"a\"", ":1}"], "whole   {\"a\":1}");
-        check(&["data: x", "\n"], "stream data: x\n");
-        check(&[": ping\n"], "stream : ping\n");
-        check(&["<!doctype html>", "<p>"], "page");
+        let check = |start: &str, expected: Form| assert_eq!(Form::of(start.as_bytes()), expected);
+        check("", Form::Unknown);
+        check("\n", Form::Unknown);
+        check("\n  {\"a\"", Form::Whole);
+        check("data: x", Form::Stream);
+        check(": ping\n", Form::Stream);
+        check("<!doctype html>", Form::Page);
     }
 }

@@ -20,48 +20,36 @@ const MASK: &str = "[key]";
 /// Parts of a key from this length on are masked as well.
 const PART_BYTES: usize = 8;
 
-/// A text that must not be shown.
+/// A text that must not be shown; `Debug` shows a mask.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub(super) struct Secret(String);
 
 impl Secret {
-    /// Keeps `text` away from `Debug`.
-    #[must_use]
-    pub fn new(text: impl Into<String>) -> Secret {
+    /// Keeps this text from being shown.
+    pub(super) fn new(text: impl Into<String>) -> Secret {
         Secret(text.into())
     }
 
     /// The text itself, for the one place that sends it.
-    #[must_use]
-    pub fn reveal(&self) -> &str {
+    pub(super) fn reveal(&self) -> &str {
         &self.0
     }
 
     /// `text` with this secret, and every part of it of 8 or more bytes, masked.
-    #[must_use]
-    pub fn mask(&self, text: &str) -> String {
-        match self.0.len() {
-            0..4 => text.to_owned(), // no secret, and masking it would destroy the text
-            4..=PART_BYTES => text.replace(&self.0, MASK),
-            _ => self.mask_parts(text),
+    pub(super) fn mask(&self, text: &str) -> String {
+        if self.0.len() < 4 {
+            return text.to_owned(); // no secret, and masking it would destroy the text
         }
-    }
-
-    fn mask_parts(&self, text: &str) -> String {
-        let is_part =
-            |start: usize, end: usize| text.get(start..end).is_some_and(|part| self.0.contains(part));
+        let bytes_min = PART_BYTES.min(self.0.len());
+        let is_part = |start, end| text.get(start..end).is_some_and(|part| self.0.contains(part));
         let mut shown = String::with_capacity(text.len());
         let mut hidden_until = 0;
         for (at, c) in text.char_indices() {
             if at < hidden_until {
                 continue;
             }
-            if is_part(at, at + PART_BYTES) {
-                let mut end = at + PART_BYTES;
-                while end < text.len() && is_part(at, end + 1) {
-                    end += 1;
-                }
-                hidden_until = end;
+            if is_part(at, at + bytes_min) {
+                hidden_until = (at + bytes_min..).find(|&end| !is_part(at, end + 1)).unwrap_or(text.len());
                 shown.push_str(MASK);
             } else {
                 shown.push(c);
@@ -79,7 +67,7 @@ impl fmt::Debug for Secret {
 
 /// Where the key comes from.
 #[derive(Debug, Clone)]
-pub enum KeySource {
+pub(super) enum KeySource {
     /// A variable of our environment, read at the start.
     Variable(String, Secret),
     /// A file, read again for each request.
@@ -93,11 +81,7 @@ impl KeySource {
     ///
     /// `default_variable` is used when the settings name neither a variable nor a file; `is_optional` lets a
     /// missing variable pass, for servers that want no key.
-    ///
-    /// # Errors
-    /// When the variable is missing or empty, when the file is missing, of another owner, or open to others,
-    /// and when the key holds something that no header can carry.
-    pub fn find(
+    pub(super) fn find(
         settings: &ProviderSettings,
         default_variable: &str,
         is_optional: bool,
@@ -109,17 +93,16 @@ impl KeySource {
                     "the provider settings name both \"api_key_env\" and \"api_key_file\"; remove one of them",
                 ));
             }
-            let source = KeySource::File(path.clone());
-            source.read()?;
-            return Ok(source);
+            read_key_file(path)?;
+            return Ok(KeySource::File(path.clone()));
         }
-        let variable = settings.api_key_env.as_deref().unwrap_or(default_variable);
-        match lookup(variable).filter(|value| !value.trim().is_empty()) {
+        let variable = settings.api_key_env.as_deref().unwrap_or(default_variable).to_owned();
+        match lookup(&variable).filter(|value| !value.trim().is_empty()) {
             Some(value) => {
                 let key = check_key(&value, &format!("the variable {variable}"))?;
-                Ok(KeySource::Variable(variable.to_owned(), key))
+                Ok(KeySource::Variable(variable, key))
             }
-            None if is_optional => Ok(KeySource::NotNeeded(variable.to_owned())),
+            None if is_optional => Ok(KeySource::NotNeeded(variable)),
             None => Err(Error::told(format!(
                 "the variable {variable}, which should hold the provider's key, is not set; set it, or name a file of mode 0600 as \"api_key_file\" in the manifest"
             ))),
@@ -127,10 +110,7 @@ impl KeySource {
     }
 
     /// The key as it is now; `None` when none is needed.
-    ///
-    /// # Errors
-    /// As `find`.
-    pub fn read(&self) -> Result<Option<Secret>> {
+    pub(super) fn read(&self) -> Result<Option<Secret>> {
         match self {
             KeySource::Variable(_, key) => Ok(Some(key.clone())),
             KeySource::File(path) => read_key_file(path).map(Some),
@@ -139,8 +119,7 @@ impl KeySource {
     }
 
     /// The variable that holds the key, if one does.
-    #[must_use]
-    pub fn variable(&self) -> Option<&str> {
+    pub(super) fn variable(&self) -> Option<&str> {
         match self {
             KeySource::Variable(name, _) | KeySource::NotNeeded(name) => Some(name),
             KeySource::File(_) => None,
@@ -164,7 +143,7 @@ fn check_key(text: &str, place: &str) -> Result<Secret> {
     if key.is_empty() {
         return Err(Error::told(format!("{place} holds no key; put the provider's key there")));
     }
-    if key.len() > KEY_BYTES_MAX || !key.bytes().all(|byte| (b'!'..=b'~').contains(&byte)) {
+    if key.len() > KEY_BYTES_MAX || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(Error::told(format!(
             "{place} does not hold a key: a key is one word of visible ASCII characters; copy it again"
         )));
@@ -173,30 +152,23 @@ fn check_key(text: &str, place: &str) -> Result<Secret> {
 }
 
 fn read_key_file(path: &Path) -> Result<Secret> {
-    let shown = path.display();
-    let failed = |source| Error::io(format!("read the key file \"{shown}\""), source);
+    let place = format!("the key file \"{}\"", path.display());
+    let failed = |source| Error::io(format!("read {place}"), source);
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(Error::told(format!(
-            "the key file \"{shown}\" is no regular file; name one of mode 0600"
-        )));
+        return Err(Error::told(format!("{place} is no regular file; name one of mode 0600")));
     }
     let file = File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
-    if metadata.uid() != own_uid() {
-        return Err(Error::told(format!(
-            "the key file \"{shown}\" belongs to user {}, not to us (user {}); make one of your own, of mode 0600",
-            metadata.uid(),
-            own_uid()
-        )));
-    }
-    let mode = metadata.mode() & 0o7777;
-    if mode != 0o600 && mode != 0o400 {
-        return Err(Error::told(format!(
-            "the key file \"{shown}\" has mode {mode:04o}, so others may read it; run: chmod 600 \"{shown}\""
-        )));
-    }
-    let content = read_whole(&file, KEY_BYTES_MAX).map_err(failed)?;
-    check_key(&String::from_utf8_lossy(&content), &format!("the key file \"{shown}\""))
+    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+    let fault = match mode {
+        _ if owner != own_uid() => format!("belongs to user {owner}; make one of your own, of mode 0600"),
+        0o600 | 0o400 => {
+            let content = read_whole(&file, KEY_BYTES_MAX).map_err(failed)?;
+            return check_key(&String::from_utf8_lossy(&content), &place);
+        }
+        _ => format!("has mode {mode:04o}, so others may read it; run: chmod 600 \"{}\"", path.display()),
+    };
+    Err(Error::told(format!("{place} {fault}")))
 }
 
 #[cfg(test)]

@@ -6,15 +6,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::sys::wait::Cancel;
-use crate::wire::provider::conversation::settle_stop;
 use crate::wire::provider::failure::{Asked, of_status};
+use crate::wire::provider::reply::{PartialCall, Reply};
 use crate::wire::provider::{Failure, Outcome};
 use crate::words::identity::PodName;
-use crate::words::message::{AssistantMessage, Stop, ToolCall, Usage};
-use crate::words::text::{cut_end, harmless_line};
 
 /// What the model says when its replies are used up.
 pub const END_OF_SCRIPT: &str = "(end of script)";
@@ -23,91 +22,65 @@ const ANY_POD: &str = "*";
 /// Texts longer than this, in characters, are streamed in pieces.
 const PIECE_CHARS: usize = 8;
 
-/// One reply.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ScriptedReply {
-    /// Waits so long first.
-    pub delay: Duration,
-    /// What comes then.
-    pub outcome: ScriptedOutcome,
-}
-
-/// What a scripted request comes to.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ScriptedOutcome {
-    /// The model speaks.
-    Says {
-        /// Its text.
-        text: String,
-        /// Names and inputs of the tools it calls.
-        calls: Vec<(String, Value)>,
-    },
-    /// The provider refuses, as an HTTP server would.
-    Refuses {
-        /// The HTTP status.
-        status: u16,
-        /// The provider's explanation.
-        message: String,
-        /// How long it wants us to wait.
-        wait: Option<Duration>,
-    },
-}
-
 /// The replies of all pods.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Script {
     pods: BTreeMap<String, Vec<ScriptedReply>>,
 }
 
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ScriptedReply {
+    text: String,
+    tool_calls: Vec<ScriptedCall>,
+    delay_ms: u64,
+    error: Option<ScriptedError>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ScriptedCall {
+    name: String,
+    #[serde(default)]
+    input: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ScriptedError {
+    status: u16,
+    #[serde(default)]
+    message: String,
+    retry_after_seconds: Option<f64>,
+}
+
 impl Script {
-    /// Reads the text of a script file.
+    /// Reads the text of a script file, with `{{dir}}` and `{{pod_id}}` in any string replaced.
     ///
     /// # Errors
-    /// A sentence that names the place, such as `pods.main[2]`, and what is wrong there.
-    pub fn parse(text: &str) -> Result<Script, String> {
-        Script::from_value(&parse_json(text)?)
-    }
-
-    /// As `parse`, with `{{dir}}` and `{{pod_id}}` in any text replaced.
-    ///
-    /// # Errors
-    /// As `parse`.
-    pub fn parse_for(text: &str, directory: &str, pod_id: &str) -> Result<Script, String> {
-        let mut value = parse_json(text)?;
-        substitute(&mut value, directory, pod_id);
-        Script::from_value(&value)
-    }
-
-    fn from_value(value: &Value) -> Result<Script, String> {
-        let top = object(value, "the script")?;
-        only(top, &["pods"], "the script")?;
-        let pods = object(top.get("pods").ok_or("the script has no \"pods\"")?, "pods")?;
-        let mut script = Script::default();
-        for (name, list) in pods {
+    /// A sentence that names the place, as line and column or as `pods.main[2]`, and what is wrong there.
+    pub fn parse(text: &str, directory: &str, pod_id: &str) -> Result<Script, String> {
+        let quoted = Value::from(directory).to_string();
+        let inner = quoted.get(1..quoted.len() - 1).unwrap_or_default();
+        let text = text.replace("{{pod_id}}", pod_id).replace("{{dir}}", inner);
+        let script: Script = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        for (name, list) in &script.pods {
             if name != ANY_POD {
                 PodName::new(name.clone()).map_err(|error| format!("pods: {error}; or use \"*\""))?;
             }
-            let place = format!("pods.{name}");
-            let list = list.as_array().ok_or_else(|| format!("{place} is no list of replies"))?;
-            let replies =
-                list.iter().enumerate().map(|(at, value)| parse_reply(value, &format!("{place}[{at}]")));
-            script.pods.insert(name.clone(), replies.collect::<Result<_, _>>()?);
+            for (at, reply) in list.iter().enumerate() {
+                reply.check().map_err(|fault| format!("pods.{name}[{at}]{fault}"))?;
+            }
         }
         Ok(script)
-    }
-
-    /// The reply at this position of the pod's list; `None` past the end.
-    #[must_use]
-    pub fn reply(&self, name: &str, number: u64) -> Option<&ScriptedReply> {
-        let list = self.pods.get(name).or_else(|| self.pods.get(ANY_POD))?;
-        list.get(usize::try_from(number).ok()?)
     }
 
     /// One request.
     ///
     /// # Errors
     /// What the script says, or `Cancelled`.
-    pub fn request(
+    pub(super) fn request(
         &self,
         name: &str,
         number: u64,
@@ -115,153 +88,58 @@ impl Script {
         cancel: &Cancel,
         on_text: &mut dyn FnMut(&str),
     ) -> Outcome {
-        let end = ScriptedReply {
-            delay: Duration::ZERO,
-            outcome: ScriptedOutcome::Says { text: END_OF_SCRIPT.to_owned(), calls: Vec::new() },
-        };
-        let reply = self.reply(name, number).unwrap_or(&end);
-        if cancel.sleep(reply.delay) {
+        let end = ScriptedReply { text: END_OF_SCRIPT.to_owned(), ..ScriptedReply::default() };
+        let list = self.pods.get(name).or_else(|| self.pods.get(ANY_POD));
+        let scripted = list.and_then(|list| list.get(usize::try_from(number).ok()?)).unwrap_or(&end);
+        if cancel.sleep(Duration::from_millis(scripted.delay_ms)) {
             return Err(Failure::Cancelled);
         }
-        match &reply.outcome {
-            ScriptedOutcome::Says { text, calls } => {
-                pieces(text).for_each(on_text);
-                Ok(assistant_message(text, calls, number))
-            }
-            ScriptedOutcome::Refuses { status, message, wait } => {
-                Err(of_status(*status, message, *wait, asked))
-            }
+        if let Some(error) = &scripted.error {
+            let wait = error.retry_after_seconds.map(Duration::from_secs_f64);
+            return Err(of_status(error.status, &error.message, wait, asked));
         }
+        pieces(&scripted.text).for_each(on_text);
+        let calls = scripted.tool_calls.iter().enumerate().map(|(index, call)| PartialCall {
+            id: format!("call_{number}_{index}"),
+            name: call.name.clone(),
+            given: Value::Object(call.input.clone()),
+            ..PartialCall::default()
+        });
+        let mut reply = Reply::default();
+        reply.text.clone_from(&scripted.text);
+        reply.calls.extend(calls);
+        Ok(reply.finish())
     }
 }
 
-fn assistant_message(text: &str, calls: &[(String, Value)], number: u64) -> AssistantMessage {
-    let tool_calls: Vec<ToolCall> = calls
-        .iter()
-        .enumerate()
-        .map(|(index, (name, input))| ToolCall {
-            id: format!("call_{number}_{index}"),
-            name: name.clone(),
-            input: input.clone(),
-        })
-        .collect();
-    AssistantMessage {
-        text: text.to_owned(),
-        stop: settle_stop(Stop::Done, &tool_calls),
-        tool_calls,
-        thinking: Vec::new(),
-        usage: Usage::default(),
+impl ScriptedReply {
+    fn check(&self) -> Result<(), &'static str> {
+        let Some(error) = &self.error else { return Ok(()) };
+        if !self.text.is_empty() || !self.tool_calls.is_empty() {
+            return Err(" has an error and a reply; keep one of them");
+        }
+        if !(300..600).contains(&error.status) {
+            return Err(".error.status is no HTTP status from 300 to 599");
+        }
+        match error.retry_after_seconds.map_or(Ok(Duration::ZERO), Duration::try_from_secs_f64) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(".error.retry_after_seconds is not a number of seconds"),
+        }
     }
 }
 
 /// A text in two pieces when it is long enough, so that streaming is always exercised.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let count = text.chars().count();
-    let middle =
-        if count > PIECE_CHARS { text.char_indices().nth(count / 2).map(|(at, _)| at) } else { None };
-    let (head, tail) = text.split_at(middle.unwrap_or(text.len()));
+    let middle = text.char_indices().nth(count / 2).filter(|_| count > PIECE_CHARS);
+    let (head, tail) = text.split_at(middle.map_or(0, |(at, _)| at));
     [head, tail].into_iter().filter(|piece| !piece.is_empty())
-}
-
-fn parse_json(text: &str) -> Result<Value, String> {
-    serde_json::from_str(text).map_err(|error| format!("the script is no JSON: {error}"))
-}
-
-fn substitute(value: &mut Value, directory: &str, pod_id: &str) {
-    match value {
-        Value::String(text) if text.contains("{{") => {
-            *text = text.replace("{{pod_id}}", pod_id).replace("{{dir}}", directory);
-        }
-        Value::Array(list) => list.iter_mut().for_each(|value| substitute(value, directory, pod_id)),
-        Value::Object(map) => map.values_mut().for_each(|value| substitute(value, directory, pod_id)),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-    }
-}
-
-fn parse_reply(value: &Value, place: &str) -> Result<ScriptedReply, String> {
-    let fields = object(value, place)?;
-    only(fields, &["text", "tool_calls", "delay_ms", "error"], place)?;
-    let delay = Duration::from_millis(
-        optional(fields, "delay_ms", place, "a number of milliseconds", Value::as_u64)?.unwrap_or(0),
-    );
-    if let Some(error) = fields.get("error") {
-        if fields.contains_key("text") || fields.contains_key("tool_calls") {
-            return Err(format!("{place} has an error and a reply; keep one of them"));
-        }
-        return Ok(ScriptedReply { delay, outcome: parse_error(error, &format!("{place}.error"))? });
-    }
-    let text = optional(fields, "text", place, "a text", |value| value.as_str().map(str::to_owned))?;
-    let calls = match fields.get("tool_calls") {
-        None => Vec::new(),
-        Some(list) => {
-            let list = list.as_array().ok_or_else(|| format!("{place}.tool_calls is no list"))?;
-            let calls = list.iter().enumerate();
-            calls
-                .map(|(at, call)| parse_call(call, &format!("{place}.tool_calls[{at}]")))
-                .collect::<Result<_, _>>()?
-        }
-    };
-    Ok(ScriptedReply { delay, outcome: ScriptedOutcome::Says { text: text.unwrap_or_default(), calls } })
-}
-
-fn parse_call(value: &Value, place: &str) -> Result<(String, Value), String> {
-    let fields = object(value, place)?;
-    only(fields, &["name", "input"], place)?;
-    let name =
-        fields.get("name").and_then(Value::as_str).ok_or_else(|| format!("{place} has no \"name\""))?;
-    let input = match fields.get("input") {
-        None => json!({}),
-        Some(input) if input.is_object() => input.clone(),
-        Some(_) => return Err(format!("{place}.input is no object")),
-    };
-    Ok((name.to_owned(), input))
-}
-
-fn parse_error(value: &Value, place: &str) -> Result<ScriptedOutcome, String> {
-    let fields = object(value, place)?;
-    only(fields, &["status", "message", "retry_after_seconds"], place)?;
-    let status = fields.get("status").and_then(Value::as_u64).and_then(|status| u16::try_from(status).ok());
-    let status = status
-        .filter(|status| (300..600).contains(status))
-        .ok_or_else(|| format!("{place}.status is no HTTP status from 300 to 599"))?;
-    let message = optional(fields, "message", place, "a text", |value| value.as_str().map(str::to_owned))?;
-    let wait = optional(fields, "retry_after_seconds", place, "a number of seconds", |value| {
-        Duration::try_from_secs_f64(value.as_f64()?).ok()
-    })?;
-    Ok(ScriptedOutcome::Refuses { status, message: message.unwrap_or_default(), wait })
-}
-
-fn object<'v>(value: &'v Value, place: &str) -> Result<&'v Map<String, Value>, String> {
-    value.as_object().ok_or_else(|| format!("{place} is no object"))
-}
-
-fn only(fields: &Map<String, Value>, known: &[&str], place: &str) -> Result<(), String> {
-    match fields.keys().find(|key| !known.contains(&key.as_str())) {
-        None => Ok(()),
-        Some(key) => Err(format!(
-            "{place} has the unknown key \"{}\"; known are: {}",
-            cut_end(&harmless_line(key), 80),
-            known.join(", ")
-        )),
-    }
-}
-
-fn optional<T>(
-    fields: &Map<String, Value>,
-    name: &str,
-    place: &str,
-    what: &str,
-    read: impl Fn(&Value) -> Option<T>,
-) -> Result<Option<T>, String> {
-    match fields.get(name) {
-        None => Ok(None),
-        Some(value) => read(value).map(Some).ok_or_else(|| format!("{place}.{name} is not {what}")),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::words::message::Stop;
 
     const ASKED: Asked<'_> = Asked { key: "the script", model: "script", address: "the script" };
 
@@ -275,7 +153,7 @@ mod tests {
                 {"error": {"status": 400, "message": "prompt is too long"}},
                 {"delay_ms": 3600000, "text": "late"}],
             "*": [{"text": "hi"}]}}"#;
-        Script::parse_for(text, "/work", "main-2").unwrap()
+        Script::parse(text, "/work", "main-2").unwrap()
     }
 
     fn ask(name: &str, number: u64) -> (Outcome, Vec<String>) {
@@ -325,25 +203,33 @@ mod tests {
     #[test]
     fn a_fault_in_a_script_names_its_place() {
         let check = |text: &str, expected: &str| {
-            let told = Script::parse(text).unwrap_err();
+            let told = Script::parse(text, "/work", "main-2").unwrap_err();
             assert!(told.contains(expected), "{text}: {told}");
         };
-        check("{", "no JSON: EOF while parsing an object at line 1");
-        check("[]", "the script is no object");
-        check("{}", "no \"pods\"");
-        check(r#"{"pods":{},"x":1}"#, "the script has the unknown key \"x\"; known are: pods");
-        check(r#"{"pods":{"main":{}}}"#, "pods.main is no list");
+        check("{", "EOF while parsing an object at line 1");
+        check("[]", "expected struct Script with 1 element at line 1");
+        check("{}", "missing field `pods` at line 1");
+        check(r#"{"pods":{},"x":1}"#, "unknown field `x`, expected `pods` at line 1 column 14");
+        check(r#"{"pods":{"main":{}}}"#, "invalid type: map, expected a sequence at line 1");
         check(r#"{"pods":{"../x":[]}}"#, "name \"../x\" is not allowed");
-        check(r#"{"pods":{"a":[{},{"txt":"x"}]}}"#, "pods.a[1] has the unknown key \"txt\"");
-        check(r#"{"pods":{"a":[{"text":1}]}}"#, "pods.a[0].text is not a text");
-        check(r#"{"pods":{"a":[{"delay_ms":-1}]}}"#, "pods.a[0].delay_ms is not a number");
-        check(r#"{"pods":{"a":[{"tool_calls":[{"input":{}}]}]}}"#, "pods.a[0].tool_calls[0] has no \"name\"");
-        check(r#"{"pods":{"a":[{"tool_calls":[{"name":"X","input":3}]}]}}"#, "input is no object");
-        check(r#"{"pods":{"a":[{"tool_calls":[{"name":"X","id":"1"}]}]}}"#, "unknown key \"id\"");
+        check(
+            r#"{"pods":{"a":[{},{"txt":"x"}]}}"#,
+            "unknown field `txt`, expected one of `text`, `tool_calls`, `delay_ms`, `error` at line 1 column 23",
+        );
+        check(r#"{"pods":{"a":[{"text":1}]}}"#, "invalid type: integer `1`, expected a string at line 1");
+        check(r#"{"pods":{"a":[{"delay_ms":-1}]}}"#, "invalid value: integer `-1`, expected u64 at line 1");
+        check(r#"{"pods":{"a":[{"tool_calls":[{"input":{}}]}]}}"#, "missing field `name` at line 1");
+        check(
+            r#"{"pods":{"a":[{"tool_calls":[{"name":"X","input":3}]}]}}"#,
+            "invalid type: integer `3`, expected a map at line 1",
+        );
+        check(r#"{"pods":{"a":[{"tool_calls":[{"name":"X","id":"1"}]}]}}"#, "unknown field `id`");
         check(r#"{"pods":{"a":[{"error":{"status":200}}]}}"#, "pods.a[0].error.status is no HTTP status");
         check(r#"{"pods":{"a":[{"error":{"status":500},"text":"x"}]}}"#, "an error and a reply");
         check(r#"{"pods":{"a":[{"error":{"status":500,"retry_after_seconds":-1}}]}}"#, "number of seconds");
-        check(&format!("{{\"pods\":{}", "[".repeat(100_000)), "no JSON");
+        check(&format!("{{\"pods\":{}", "[".repeat(100_000)), "expected a map at line 1");
+        let deep = format!(r#"{{"pods":{{"a":[{{"tool_calls":[{{"input":{{"a":{}"#, "[".repeat(100_000));
+        check(&deep, "recursion limit exceeded at line 1");
     }
 
     #[test]

@@ -1,117 +1,78 @@
-//! Server-sent events: bytes in pieces of any size become events.
+//! Server-sent events: bytes in pieces of any size become the data of events.
 //!
-//! Pure. Source: HTML Living Standard, section 9.2.6, "Interpreting an event stream".
+//! Pure. Source: HTML Living Standard, section 9.2.6, "Interpreting an event stream". The type of an event is
+//! not kept: what models send says it in the data as well.
 
-use std::fmt;
 use std::mem;
 
 /// The largest event that is put together, in bytes: a reply of a model is far smaller.
 pub const MAX_EVENT_BYTES: usize = 16 << 20;
 
-/// One event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
-    /// Its type; empty when the stream gives none.
-    pub name: String,
-    /// Its data lines, joined by newlines.
-    pub data: String,
-}
-
 /// One event grew beyond `MAX_EVENT_BYTES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventTooLong;
-
-impl fmt::Display for EventTooLong {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "one event of the stream has more than {MAX_EVENT_BYTES} bytes")
-    }
-}
-
-impl std::error::Error for EventTooLong {}
 
 /// Cuts a stream into events. Keeps what is incomplete until more comes.
 #[derive(Debug, Default)]
 pub struct Framer {
     line: Vec<u8>,
-    data: Vec<u8>,
-    has_data: bool,
-    name: String,
-    after_carriage_return: bool,
-    is_past_first_line: bool,
+    /// The data lines of the event under way, joined by newlines.
+    data: Option<Vec<u8>>,
+    is_after_carriage_return: bool,
 }
 
 impl Framer {
-    /// Takes the next piece of the stream and returns the events that it completes.
+    /// Takes the next piece of the stream and returns the data of the events that it completes.
     ///
     /// # Errors
     /// When one event grows beyond `MAX_EVENT_BYTES`; the stream is of no use any more then.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, EventTooLong> {
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<String>, EventTooLong> {
         let mut events = Vec::new();
-        let mut rest = bytes;
-        while let Some((&first, after)) = rest.split_first() {
+        for &byte in bytes {
             // CR LF is one line end even when the pieces part between them.
-            if mem::take(&mut self.after_carriage_return) && first == b'\n' {
-                rest = after;
-                continue;
+            let is_second = mem::replace(&mut self.is_after_carriage_return, byte == b'\r') && byte == b'\n';
+            match byte {
+                b'\n' if is_second => {}
+                b'\n' | b'\r' => events.extend(self.end_line()),
+                byte => self.line.push(byte),
             }
-            let end = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
-            let (line, tail) = rest.split_at(end.unwrap_or(rest.len()));
-            if self.line.len() + self.data.len() + line.len() > MAX_EVENT_BYTES {
+            if self.line.len() + self.data.as_ref().map_or(0, Vec::len) > MAX_EVENT_BYTES {
                 return Err(EventTooLong);
             }
-            self.line.extend_from_slice(line);
-            rest = match tail.split_first() {
-                None => &[],
-                Some((&end, tail)) => {
-                    self.after_carriage_return = end == b'\r';
-                    events.extend(self.end_line());
-                    tail
-                }
-            };
         }
         Ok(events)
     }
 
     /// The last event of a stream that ended without the blank line behind it.
     #[must_use]
-    pub fn finish(mut self) -> Option<Event> {
+    pub fn finish(mut self) -> Option<String> {
         if !self.line.is_empty() {
             self.end_line();
         }
-        self.dispatch()
+        self.end_line()
     }
 
-    fn end_line(&mut self) -> Option<Event> {
+    fn end_line(&mut self) -> Option<String> {
         let whole = mem::take(&mut self.line);
-        let mut line = whole.as_slice();
-        if !mem::replace(&mut self.is_past_first_line, true) {
-            line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
-        }
+        let line = whole.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&whole);
         if line.is_empty() {
-            return self.dispatch();
+            return self.data.take().map(|data| String::from_utf8_lossy(&data).into_owned());
         }
         let colon = line.iter().position(|&byte| byte == b':').unwrap_or(line.len());
         let (field, value) = line.split_at(colon);
         let value = value.strip_prefix(b":").unwrap_or(value);
         let value = value.strip_prefix(b" ").unwrap_or(value);
-        match field {
-            b"data" => {
-                if mem::replace(&mut self.has_data, true) {
-                    self.data.push(b'\n');
+        // Comments, types, ids, reconnection times and whatever comes later are skipped.
+        if field == b"data" {
+            match &mut self.data {
+                Some(data) => {
+                    data.push(b'\n');
+                    data.extend_from_slice(value);
                 }
-                self.data.extend_from_slice(value);
+                None => self.data = Some(value.to_vec()),
             }
-            b"event" => self.name = String::from_utf8_lossy(value).into_owned(),
-            _ => {} // comments, ids, reconnection times, and whatever comes later
         }
         None
-    }
-
-    fn dispatch(&mut self) -> Option<Event> {
-        let name = mem::take(&mut self.name);
-        let data = mem::take(&mut self.data);
-        mem::take(&mut self.has_data)
-            .then(|| Event { name, data: String::from_utf8_lossy(&data).into_owned() })
     }
 }
 
@@ -119,21 +80,19 @@ impl Framer {
 mod tests {
     use super::*;
 
-    fn read(pieces: &[&[u8]]) -> Vec<(String, String)> {
+    fn read(pieces: &[&[u8]]) -> Vec<String> {
         let mut framer = Framer::default();
         let mut events = Vec::new();
         for piece in pieces {
             events.extend(framer.push(piece).unwrap());
         }
         events.extend(framer.finish());
-        events.into_iter().map(|event| (event.name, event.data)).collect()
+        events
     }
 
     #[test]
     fn a_stream_is_cut_into_events_wherever_its_pieces_part() {
-        let check = |stream: &str, expected: &[(&str, &str)]| {
-            let expected: Vec<_> =
-                expected.iter().map(|(name, data)| ((*name).to_owned(), (*data).to_owned())).collect();
+        let check = |stream: &str, expected: &[&str]| {
             let bytes = stream.as_bytes();
             assert_eq!(read(&[bytes]), expected, "{stream:?} whole");
             let single: Vec<&[u8]> = bytes.chunks(1).collect();
@@ -143,20 +102,20 @@ mod tests {
                 assert_eq!(read(&[head, tail]), expected, "{stream:?} parted at {at}");
             }
         };
-        check("data: a\n\ndata: b\n\n", &[("", "a"), ("", "b")]);
-        check("data: a\r\n\r\ndata: b\r\n\r\n", &[("", "a"), ("", "b")]);
-        check("data: a\r\rdata: b\r\r", &[("", "a"), ("", "b")]);
-        check("event: ping\ndata: {}\n\n", &[("ping", "{}")]);
-        check(": a comment\n\ndata:tight\n\n", &[("", "tight")]);
-        check("data: one\ndata: two\n\n", &[("", "one\ntwo")]);
-        check("data\n\n", &[("", "")]);
-        check("event: only a name\n\ndata: x\n\n", &[("", "x")]);
-        check("data:  two spaces\n\n", &[("", " two spaces")]);
-        check("\u{feff}data: after a mark\n\n", &[("", "after a mark")]);
-        check("id: 1\nretry: 10\nodd: x\ndata: x\n\n", &[("", "x")]);
-        check("data: no blank line at the end\n", &[("", "no blank line at the end")]);
-        check("data: not even a line end", &[("", "not even a line end")]);
-        check("data: 日本語\n\n", &[("", "日本語")]);
+        check("data: a\n\ndata: b\n\n", &["a", "b"]);
+        check("data: a\r\n\r\ndata: b\r\n\r\n", &["a", "b"]);
+        check("data: a\r\rdata: b\r\r", &["a", "b"]);
+        check("event: ping\ndata: {}\n\n", &["{}"]);
+        check(": a comment\n\ndata:tight\n\n", &["tight"]);
+        check("data: one\ndata: two\n\n", &["one\ntwo"]);
+        check("data\n\n", &[""]);
+        check("event: only a name\n\ndata: x\n\n", &["x"]);
+        check("data:  two spaces\n\n", &[" two spaces"]);
+        check("\u{feff}data: after a mark\n\n", &["after a mark"]);
+        check("id: 1\nretry: 10\nodd: x\ndata: x\n\n", &["x"]);
+        check("data: no blank line at the end\n", &["no blank line at the end"]);
+        check("data: not even a line end", &["not even a line end"]);
+        check("data: 日本語\n\n", &["日本語"]);
         check("", &[]);
         check("\n\n\n", &[]);
     }
@@ -174,7 +133,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_text_do_not_stop_the_stream() {
-        assert_eq!(read(&[b"data: a\xffb\n\n"]), [(String::new(), "a\u{fffd}b".to_owned())]);
+        assert_eq!(read(&[b"data: a\xffb\n\n"]), ["a\u{fffd}b"]);
     }
 
     #[test]

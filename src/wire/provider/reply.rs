@@ -1,0 +1,189 @@
+//! One reply of the model as far as it has come, whatever the provider speaks.
+//!
+//! Pure. The events of both protocols, of a model program and of a script are put together here.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::wire::provider::failure::{message_of_error, status_of_error};
+use crate::words::message::{AssistantMessage, Stop, ToolCall, Usage};
+
+/// The key under which arguments that are no JSON object reach the tool, which then says so.
+pub const INVALID_ARGUMENTS: &str = "_invalid_arguments";
+/// Most tool calls of one reply that are read.
+pub const TOOL_CALLS_MAX: usize = 256;
+
+/// How far a reply has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// More is to come.
+    More,
+    /// The reply is whole; whatever follows does not count.
+    Complete,
+}
+
+/// What is wrong with a reply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trouble {
+    /// The reply makes no sense; nothing of it counts, and another try may be better.
+    Broken(String),
+    /// The provider reports an error, as it would by an HTTP status.
+    Told {
+        /// The status that it stands for.
+        status: u16,
+        /// The provider's words.
+        message: String,
+    },
+}
+
+impl Trouble {
+    /// What this error object of a provider says.
+    pub(super) fn told(error: &Value) -> Trouble {
+        Trouble::Told { status: status_of_error(error), message: message_of_error(error) }
+    }
+}
+
+/// A tool call as far as it has come.
+#[derive(Debug, Default)]
+pub struct PartialCall {
+    /// Its place in the reply, where the provider gives one.
+    pub index: Option<u64>,
+    /// Its id, or nothing.
+    pub id: String,
+    /// The tool, or the beginning of its name.
+    pub name: String,
+    /// Its arguments as text.
+    pub arguments: String,
+    /// Arguments that came in one piece and not as text; they count when there is no text.
+    pub given: Value,
+}
+
+/// A reply that is being put together.
+#[derive(Debug, Default)]
+pub struct Reply {
+    /// What the model has said.
+    pub text: String,
+    /// The tools that it calls.
+    pub calls: Vec<PartialCall>,
+    /// Reasoning, to be passed back unchanged.
+    pub thinking: Vec<Value>,
+    /// Blocks under way, by their index.
+    pub blocks: Vec<(u64, Value)>,
+    /// Why it stopped, once it said so.
+    pub stop: Option<Stop>,
+    /// Its tokens.
+    pub usage: Usage,
+    /// Whether the provider said that the reply is whole.
+    pub is_complete: bool,
+    counts: BTreeMap<String, u64>,
+    streamed: usize,
+}
+
+impl Reply {
+    /// Adds a call.
+    pub(super) fn add_call(&mut self, call: PartialCall) -> Result<(), Trouble> {
+        if self.calls.len() >= TOOL_CALLS_MAX {
+            return Err(Trouble::Broken("the reply has more tool calls than any model makes".to_owned()));
+        }
+        self.calls.push(call);
+        Ok(())
+    }
+
+    /// Takes what a report of tokens says; a later one may leave out what an earlier one said.
+    pub(super) fn report(&mut self, usage: &Value) {
+        let fields = usage.as_object().into_iter().flatten();
+        self.counts.extend(fields.filter_map(|(name, count)| Some((name.clone(), count.as_u64()?))));
+    }
+
+    /// The count of this name in the reports so far.
+    pub(super) fn count(&self, name: &str) -> u64 {
+        self.counts.get(name).copied().unwrap_or(0)
+    }
+
+    /// Passes on the text that has come since the last time.
+    pub fn stream(&mut self, on_text: &mut dyn FnMut(&str)) {
+        if let Some(new) = self.text.get(self.streamed..).filter(|new| !new.is_empty()) {
+            on_text(new);
+        }
+        self.streamed = self.text.len();
+    }
+
+    /// The reply, once it is whole.
+    #[must_use]
+    pub fn finish(self) -> AssistantMessage {
+        let input = |call: &PartialCall| match call.arguments.trim() {
+            "" => input_of_value(&call.given),
+            _ => input_of_text(&call.arguments),
+        };
+        let calls = self.calls.into_iter();
+        let tool_calls: Vec<ToolCall> =
+            calls.map(|call| ToolCall { input: input(&call), id: call.id, name: call.name }).collect();
+        let stop = match (self.stop.unwrap_or(Stop::Done), tool_calls.is_empty()) {
+            (Stop::Done, false) => Stop::ToolUse,
+            (Stop::ToolUse, true) => Stop::Done,
+            (stop, _) => stop,
+        };
+        AssistantMessage { text: self.text, tool_calls, thinking: self.thinking, stop, usage: self.usage }
+    }
+}
+
+/// The JSON of one event.
+pub(super) fn event_of(data: &str) -> Result<Value, Trouble> {
+    serde_json::from_str(data)
+        .map_err(|error| Trouble::Broken(format!("the stream has an event that is no JSON: {error}")))
+}
+
+/// What is at this JSON pointer, null when nothing is.
+pub(super) fn at<'v>(value: &'v Value, pointer: &str) -> &'v Value {
+    value.pointer(pointer).unwrap_or(&Value::Null)
+}
+
+/// The text of a field, empty when there is none.
+pub(super) fn text_of<'v>(value: &'v Value, name: &str) -> &'v str {
+    value.get(name).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Arguments as text: always an object, also when the model wrote something else.
+fn input_of_text(text: &str) -> Value {
+    let invalid = || json!({ INVALID_ARGUMENTS: text });
+    if text.trim().is_empty() {
+        return json!({});
+    }
+    match serde_json::from_str::<Value>(text) {
+        Ok(Value::Object(map)) => Value::Object(map),
+        Ok(Value::Null) => json!({}),
+        // Some local models write the object as a string once more.
+        Ok(Value::String(inner)) => {
+            serde_json::from_str::<Map<String, Value>>(&inner).map_or_else(|_| invalid(), Value::Object)
+        }
+        Ok(Value::Bool(_) | Value::Number(_) | Value::Array(_)) | Err(_) => invalid(),
+    }
+}
+
+/// Arguments as a value: an object stays, anything else is read as text.
+fn input_of_value(value: &Value) -> Value {
+    if value.is_object() { value.clone() } else { input_of_text(&value.to_string()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_always_an_object() {
+        let check = |text: &str, expected: Value| assert_eq!(input_of_text(text), expected);
+        check("", json!({}));
+        check("  ", json!({}));
+        check("null", json!({}));
+        check("{\"a\":1}", json!({"a": 1}));
+        check("\"{\\\"a\\\":1}\"", json!({"a": 1}));
+        check("{\"a\":", json!({"_invalid_arguments": "{\"a\":"}));
+        check("[1]", json!({"_invalid_arguments": "[1]"}));
+        check("\"words\"", json!({"_invalid_arguments": "\"words\""}));
+        check(&"[".repeat(100_000), json!({"_invalid_arguments": "[".repeat(100_000)}));
+        assert_eq!(input_of_value(&json!({"a": 1})), json!({"a": 1}));
+        assert_eq!(input_of_value(&Value::Null), json!({}));
+        assert_eq!(input_of_value(&json!(3)), json!({"_invalid_arguments": "3"}));
+    }
+}
