@@ -101,6 +101,8 @@ impl Failure {
     }
 }
 
+/// Hears each piece of text as it comes.
+pub type OnText<'a> = &'a mut dyn FnMut(&str);
 /// The outcome of one request.
 pub type Outcome = Result<AssistantMessage, Failure>;
 
@@ -206,12 +208,7 @@ impl Provider {
     ///
     /// # Errors
     /// Why there is no reply, and whether another try makes sense. No key is ever in it.
-    pub fn request(
-        &self,
-        request: &ModelRequest<'_>,
-        cancel: &Cancel,
-        on_text: &mut dyn FnMut(&str),
-    ) -> Outcome {
+    pub fn request(&self, request: &ModelRequest<'_>, cancel: &Cancel, on_text: OnText<'_>) -> Outcome {
         if cancel.is_set() {
             return Err(Failure::Cancelled);
         }

@@ -129,7 +129,7 @@ fn take_usage(reply: &mut Reply, report: &Value) {
 
 fn start_block(reply: &mut Reply, index: u64, block: &Value) -> Result<(), Trouble> {
     if reply.blocks.len() >= 2 * TOOL_CALLS_MAX {
-        return Err(Trouble::Broken("the reply has more blocks than any model writes".to_owned()));
+        return Err(Trouble::broken("the reply has more blocks than any model writes"));
     }
     if text_of(block, "type") == "text" {
         if !reply.text.is_empty() {
@@ -153,8 +153,7 @@ fn add_to_block(reply: &mut Reply, index: u64, delta: &Value) -> Result<(), Trou
         _ => return Ok(()), // citations and the like
     };
     let Some((_, block)) = reply.blocks.iter_mut().rev().find(|(at, _)| *at == index) else {
-        let told = format!("the stream goes on with block {index}, which never began");
-        return Err(Trouble::Broken(told));
+        return Err(Trouble::Broken(format!("the stream goes on with block {index}, which never began")));
     };
     match block.get_mut(field) {
         Some(Value::String(before)) => before.push_str(text_of(delta, field)),

@@ -67,25 +67,25 @@ impl Child {
         let patience = if self.bytes == 0 { self.patience.first_byte } else { self.patience.silence };
         let deadline = (Instant::now() + patience).min(self.end);
         let (name, mut piece) = (&self.name, vec![0; PIECE_BYTES]);
-        match self.running.read(&mut piece, Some(cancel), deadline) {
-            Ok(Output::Bytes(count)) => piece.truncate(count),
+        let failure = match self.running.read(&mut piece, Some(cancel), deadline) {
+            Ok(Output::Bytes(count)) if self.bytes + count <= ANSWER_BYTES_MAX => {
+                self.bytes += count;
+                piece.truncate(count);
+                return Ok(Some(piece));
+            }
+            Ok(Output::Bytes(_)) => Failure::Final(format!("{name} sent more than {ANSWER_BYTES_MAX} bytes")),
             Ok(Output::End) => return Ok(None),
-            Ok(Output::Cancelled) => return Err(Failure::Cancelled),
+            Ok(Output::Cancelled) => Failure::Cancelled,
             Ok(Output::TimedOut) if Instant::now() >= self.end => {
                 let seconds = self.patience.total.as_secs_f64();
-                return Err(Failure::retry(format!("the answer of {name} was not whole after {seconds} s")));
+                Failure::retry(format!("the answer of {name} was not whole after {seconds} s"))
             }
             Ok(Output::TimedOut) => {
-                let seconds = patience.as_secs_f64();
-                return Err(Failure::retry(format!("{name} sent nothing for {seconds} s")));
+                Failure::retry(format!("{name} sent nothing for {} s", patience.as_secs_f64()))
             }
-            Err(error) => return Err(Failure::retry(format!("cannot read the answer of {name}: {error}"))),
-        }
-        self.bytes += piece.len();
-        if self.bytes > ANSWER_BYTES_MAX {
-            return Err(Failure::Final(format!("{name} sent more than {ANSWER_BYTES_MAX} bytes")));
-        }
-        Ok(Some(piece))
+            Err(error) => Failure::retry(format!("cannot read the answer of {name}: {error}")),
+        };
+        Err(failure)
     }
 
     /// Gives it `grace` to end its output by itself.
@@ -104,22 +104,22 @@ impl Child {
 /// The request in a file that only we can read; dropping it removes it.
 #[derive(Debug)]
 pub(super) struct RequestFile {
-    /// Where it is.
     pub(super) path: PathBuf,
 }
 
 impl RequestFile {
     /// Writes it into this 0700 directory.
     pub(super) fn write(directory: &Path, content: &[u8]) -> Result<RequestFile, Failure> {
-        let failed = |error: std::io::Error| {
-            Failure::Final(format!("cannot write the request into \"{}\": {error}", directory.display()))
+        let write = || {
+            let path = directory.join(format!("request-{}.json", random_hex(8)?));
+            let mut options = std::fs::OpenOptions::new();
+            let mut file = options.write(true).create_new(true).mode(0o600).open(&path)?;
+            let request = RequestFile { path };
+            file.write_all(content).map(|()| request)
         };
-        let path = directory.join(format!("request-{}.json", random_hex(8).map_err(failed)?));
-        let mut options = std::fs::OpenOptions::new();
-        let mut file = options.write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
-        let request = RequestFile { path };
-        file.write_all(content).map_err(failed)?;
-        Ok(request)
+        write().map_err(|error: std::io::Error| {
+            Failure::Final(format!("cannot write the request into \"{}\": {error}", directory.display()))
+        })
     }
 }
 

@@ -12,15 +12,12 @@ use crate::sys::process::Program;
 use crate::sys::wait::Cancel;
 use crate::wire::provider::child::{Child, Patience, RequestFile};
 use crate::wire::provider::failure::MESSAGE_BYTES_MAX;
-use crate::wire::provider::reply::{PartialCall, Progress, Reply, TOOL_CALLS_MAX, at, text_of};
-use crate::wire::provider::{Failure, ModelRequest, Outcome};
-use crate::words::message::Usage;
+use crate::wire::provider::reply::{PartialCall, Progress, Reply, at, text_of};
+use crate::wire::provider::{Failure, ModelRequest, OnText, Outcome};
 use crate::words::text::{cut_end, harmless, harmless_line};
 
 /// The version of the request that is written here.
 const VERSION: u64 = 1;
-/// The longest event line, in bytes.
-const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// A program that stands for the model.
 #[derive(Debug, Clone)]
@@ -31,7 +28,6 @@ pub(super) struct CommandModel {
     pub(super) directory: PathBuf,
     /// The 0700 directory for requests.
     pub(super) private_dir: PathBuf,
-    /// How long to wait for its first and for each further line.
     pub(super) patience: Patience,
 }
 
@@ -41,26 +37,25 @@ impl CommandModel {
         &self,
         request: &ModelRequest<'_>,
         cancel: &Cancel,
-        on_text: &mut dyn FnMut(&str),
+        on_text: OnText<'_>,
     ) -> Outcome {
         let mut child = self.start(request)?;
-        let mut reply = Reply::default();
-        let mut line = Vec::new();
+        let (mut reply, mut line) = (Reply::default(), Vec::new());
         while let Some(piece) = child.piece(cancel)? {
             for part in piece.split_inclusive(|&byte| byte == b'\n') {
                 line.extend_from_slice(part);
-                if line.ends_with(b"\n")
-                    && take(&mut reply, &std::mem::take(&mut line), on_text)? == Progress::Complete
-                {
+                if !part.ends_with(b"\n") {
+                    continue;
+                }
+                let progress = take(&mut reply, &std::mem::take(&mut line))?;
+                reply.stream(on_text);
+                if progress == Progress::Complete {
                     return Ok(reply.finish());
                 }
             }
-            if line.len() > LINE_BYTES_MAX {
-                return Err(Failure::Final("the model program says more than any model does".to_owned()));
-            }
         }
         // The last line may lack its newline.
-        if take(&mut reply, &line, on_text)? == Progress::Complete {
+        if take(&mut reply, &line)? == Progress::Complete {
             return Ok(reply.finish());
         }
         let (status, errors) = child.finish();
@@ -69,11 +64,11 @@ impl CommandModel {
             Some(status) => format!("failed ({status})"),
             None => "closed its output, did not end and was killed".to_owned(),
         };
-        let errors = match harmless(errors.trim()) {
-            errors if errors.is_empty() => errors,
-            errors => format!("; the end of what it said: {errors}"),
+        let said = match harmless(errors.trim()) {
+            said if said.is_empty() => said,
+            said => format!("; the end of what it said: {said}"),
         };
-        Err(Failure::Final(format!("the model program {end}{errors}")))
+        Err(Failure::Final(format!("the model program {end}{said}")))
     }
 
     fn start(&self, request: &ModelRequest<'_>) -> Result<Child, Failure> {
@@ -82,9 +77,8 @@ impl CommandModel {
             let name = harmless_line(name);
             Failure::Final(format!("cannot run the model program \"{name}\": {error}; check \"command\""))
         };
-        let body = json!({
-            "version": VERSION, "system": request.system, "tools": request.tools, "messages": request.items
-        });
+        let ModelRequest { system, items, tools, .. } = request;
+        let body = json!({"version": VERSION, "system": system, "tools": tools, "messages": items});
         // In a file, which is read after its name is gone: a pipe would hold 64 KiB only.
         let file = RequestFile::write(&self.private_dir, body.to_string().as_bytes())?;
         let program = Program::new(name, self.command.iter().skip(1))
@@ -95,7 +89,7 @@ impl CommandModel {
 }
 
 /// Takes one event line.
-fn take(reply: &mut Reply, line: &[u8], on_text: &mut dyn FnMut(&str)) -> Result<Progress, Failure> {
+fn take(reply: &mut Reply, line: &[u8]) -> Result<Progress, Failure> {
     let line = String::from_utf8_lossy(line);
     if line.trim().is_empty() {
         return Ok(Progress::More);
@@ -106,21 +100,16 @@ fn take(reply: &mut Reply, line: &[u8], on_text: &mut dyn FnMut(&str)) -> Result
     let event =
         &serde_json::from_str::<Value>(&line).map_err(|_| fault("wrote a line that is no JSON event"))?;
     match at(event, "/event").as_str() {
-        Some("text") => {
-            reply.text.push_str(text_of(event, "text"));
-            reply.stream(on_text);
-        }
+        Some("text") => reply.text.push_str(text_of(event, "text")),
         Some("tool_call") => {
             let (id, name) = (text_of(event, "id").to_owned(), text_of(event, "name").to_owned());
             if name.is_empty() {
                 return Err(fault("calls a tool without a name"));
             }
             let call = PartialCall { id, name, given: at(event, "/input").clone(), ..PartialCall::default() };
-            reply.add_call(call).map_err(|_| fault(&format!("calls more than {TOOL_CALLS_MAX} tools")))?;
+            reply.add_call(call).map_err(|_| fault("calls too many tools at once"))?;
         }
-        Some("usage") => {
-            reply.usage += serde_json::from_value::<Usage>(event.clone()).unwrap_or_default();
-        }
+        Some("usage") => reply.usage += serde_json::from_value(event.clone()).unwrap_or_default(),
         Some("done") => {
             reply.stop = serde_json::from_value(at(event, "/stop").clone()).ok();
             return Ok(Progress::Complete);
@@ -129,11 +118,10 @@ fn take(reply: &mut Reply, line: &[u8], on_text: &mut dyn FnMut(&str)) -> Result
             let message = at(event, "/message").as_str().unwrap_or("it gave no reason");
             let message = cut_end(&harmless_line(message), MESSAGE_BYTES_MAX);
             let message = format!("the model program reports: {message}");
-            let is_set = |name: &str| at(event, &format!("/{name}")).as_bool().unwrap_or(false);
-            return Err(match (is_set("context_too_long"), is_set("retry")) {
-                (true, _) => Failure::ContextTooLong(message),
-                (false, true) => Failure::retry(message),
-                (false, false) => Failure::Final(message),
+            return Err(match (at(event, "/context_too_long"), at(event, "/retry")) {
+                (Value::Bool(true), _) => Failure::ContextTooLong(message),
+                (_, Value::Bool(true)) => Failure::retry(message),
+                _ => Failure::Final(message),
             });
         }
         Some(other) => log::debug!("the model program sent the unknown event \"{}\"", harmless_line(other)),

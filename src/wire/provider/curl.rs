@@ -6,7 +6,6 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use crate::sys::wait::Cancel;
 use crate::wire::provider::Failure;
 use crate::wire::provider::child::{Child, Patience, RequestFile};
 use crate::wire::provider::key::Secret;
+use crate::words::error::{Error, Result};
 use crate::words::text::{cut_end, harmless_line};
 
 /// The longest status line and headers, in bytes; servers themselves stop at 8 to 64 KiB.
@@ -26,32 +26,28 @@ const OPTIONS: &str = "-q --no-buffer --silent --show-error --include --suppress
 /// How to run curl.
 #[derive(Debug, Clone)]
 pub(super) struct Curl {
-    /// The program.
     pub(super) program: PathBuf,
     /// The 0700 directory for bodies.
     pub(super) private_dir: PathBuf,
     /// Variables of our environment that curl does not get: keys.
     pub(super) hidden_variables: Vec<String>,
-    /// How long to wait.
     pub(super) patience: Patience,
 }
 
 /// Headers, name and value; one of them is the key.
 pub(super) type Headers = Vec<(String, Secret)>;
 
-/// Status and headers of an answer.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// Status and headers of an answer; header names in lower case.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// The HTTP status.
     pub(super) status: u16,
-    /// Header names in lower case, and their values.
     pub(super) headers: Vec<(String, String)>,
 }
 
 /// An exchange under way; dropping it ends curl and removes the body.
 #[derive(Debug)]
 pub(super) struct Exchange {
-    child: Child,
+    pub(super) child: Child,
     /// Declared behind `child`, so that curl is gone before the file.
     _body: RequestFile,
     host: String,
@@ -60,14 +56,13 @@ pub(super) struct Exchange {
     pending: Vec<u8>,
 }
 
-/// The program `curl` on the absolute places of PATH.
-pub(super) fn find_curl(lookup: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+/// The program `curl` in one of the absolute places of PATH.
+pub(super) fn find_curl(lookup: &dyn Fn(&str) -> Option<String>) -> Result<PathBuf> {
     let path = lookup("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
-    let is_program = |path: &PathBuf| {
-        std::fs::metadata(path).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
-    };
     let places = std::env::split_paths(&path).filter(|place| place.is_absolute());
-    places.map(|place| place.join("curl")).find(is_program)
+    places.map(|place| place.join("curl")).find(|program| program.is_file()).ok_or_else(|| {
+        Error::told("the program \"curl\", by which the model is reached, is not on PATH; install curl")
+    })
 }
 
 impl Exchange {
@@ -85,10 +80,8 @@ impl Exchange {
         let program = Program::new(&curl.program, OPTIONS.split(' ').chain([seconds.as_str()]))
             .only_env(environment(&curl.hidden_variables))
             .input(config(url, headers, &body.path));
-        let child = Child::start(program, host, curl.patience).map_err(|error| {
-            let program = curl.program.display();
-            Failure::Final(format!("cannot start \"{program}\": {error}; is curl installed?"))
-        })?;
+        let child = Child::start(program, host, curl.patience)
+            .map_err(|error| Failure::Final(format!("cannot start curl: {error}; is it installed?")))?;
         Ok(Exchange { child, _body: body, host: host.to_owned(), connect, pending: Vec::new() })
     }
 
@@ -121,9 +114,17 @@ impl Exchange {
         }
     }
 
-    /// Gives the server, which has said all, `grace` to close by itself.
-    pub(super) fn farewell(mut self, cancel: &Cancel, grace: Duration) {
-        self.child.drain(cancel, grace);
+    /// The rest of the body, as far as it comes, at most about `bytes_max`; fails only when cancelled.
+    pub(super) fn rest(&mut self, bytes_max: usize, cancel: &Cancel) -> Result<Vec<u8>, Failure> {
+        let mut body = Vec::new();
+        while body.len() < bytes_max {
+            match self.piece(cancel) {
+                Ok(Some(piece)) => body.extend(piece),
+                Err(Failure::Cancelled) => return Err(Failure::Cancelled),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        Ok(body)
     }
 }
 
@@ -150,10 +151,8 @@ fn config(url: &Secret, headers: &Headers, body: &Path) -> Vec<u8> {
     option("url", url.reveal().as_bytes());
     for (name, value) in headers {
         // An empty value would make curl leave the header out; a semicolon sends it empty.
-        let line = match value.reveal() {
-            "" => format!("{name};"),
-            value => format!("{name}: {value}"),
-        };
+        let value = value.reveal();
+        let line = if value.is_empty() { format!("{name};") } else { format!("{name}: {value}") };
         option("header", line.as_bytes());
     }
     // Without this, curl waits a second for a leave to send a body over 1 MiB.
@@ -166,12 +165,13 @@ fn config(url: &Secret, headers: &Headers, body: &Path) -> Vec<u8> {
 pub(super) fn check_header(name: &str, value: &str) -> Result<(), String> {
     // Source: RFC 9110, section 5.6.2.
     let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    let shown = harmless_line(name);
     if name.is_empty() || !name.bytes().all(token) {
-        return Err(format!("\"{}\" is no name of an HTTP header; correct \"headers\"", harmless_line(name)));
+        return Err(format!("\"{shown}\" is no name of an HTTP header; correct \"headers\""));
     }
     if value.chars().any(|c| c.is_control() && c != '\t') {
         return Err(format!(
-            "the value of the header \"{name}\" has a line break or control character; correct \"headers\""
+            "the header \"{shown}\" has a line break or control character; correct \"headers\""
         ));
     }
     Ok(())
@@ -182,10 +182,7 @@ pub(super) fn check_header(name: &str, value: &str) -> Result<(), String> {
 /// Source: curl(1), "EXIT CODES".
 fn curl_failure(code: Option<i32>, said: &str, host: &str, connect: Duration) -> Failure {
     // The first line tells what happened; advice for people at a command line follows.
-    let said = match cut_end(&harmless_line(said.trim().lines().next().unwrap_or_default()), 512) {
-        line if line.is_empty() => "no further words".to_owned(),
-        line => line,
-    };
+    let said = cut_end(&harmless_line(said.trim().lines().next().unwrap_or("no further words")), 512);
     let is_of_proxy = said.to_ascii_lowercase().contains("proxy") || said.contains("CONNECT");
     let is_refused_by_proxy = said.contains(" 407") || said.contains(" 403");
     let (is_final, sentence) = match code {
@@ -193,22 +190,15 @@ fn curl_failure(code: Option<i32>, said: &str, host: &str, connect: Duration) ->
         Some(1) if said.contains("HTTP/0.9") => {
             (true, format!("{host} does not answer in HTTP; check \"base_url\""))
         }
-        Some(1 | 3) => {
-            (true, format!("the address of {host} is not one that curl understands; check \"base_url\""))
-        }
+        Some(1 | 3) => (true, format!("curl does not understand the address of {host}; check \"base_url\"")),
         Some(2) => (true, "curl cannot do what is needed; install version 7.54 or newer".to_owned()),
         Some(5) => (false, "cannot find the proxy: check HTTPS_PROXY and the network".to_owned()),
         Some(6) => (false, format!("cannot find the host {host}: check \"base_url\" and the network")),
         Some(7) => (false, format!("{host} refuses the connection: is the server running?")),
         Some(28) => (false, format!("no connection to {host} within {} s", connect.as_secs_f64())),
         Some(35) => (false, format!("{host} and curl do not agree on TLS")),
-        Some(51 | 60) => (
-            true,
-            format!("the certificate of {host} is not trusted; name the right CA bundle in CURL_CA_BUNDLE"),
-        ),
-        Some(53 | 54 | 58 | 59 | 66 | 77 | 80 | 82 | 83 | 90 | 91) => {
-            (true, format!("TLS to {host} cannot be set up; check CURL_CA_BUNDLE"))
-        }
+        Some(51 | 60) => (true, format!("the certificate of {host} is not trusted; check CURL_CA_BUNDLE")),
+        Some(58 | 59 | 77 | 83) => (true, format!("TLS to {host} cannot be set up; check CURL_CA_BUNDLE")),
         Some(code @ (56 | 97)) if code == 97 || is_of_proxy => {
             (is_refused_by_proxy, "the proxy does not let us through; check HTTPS_PROXY".to_owned())
         }
@@ -223,7 +213,7 @@ fn curl_failure(code: Option<i32>, said: &str, host: &str, connect: Duration) ->
 fn take_head(bytes: &mut Vec<u8>) -> Result<Option<Head>, String> {
     while let Some(end) = end_of_head(bytes) {
         let rest = bytes.split_off(end);
-        let head = parse_head(&std::mem::replace(bytes, rest))?;
+        let head = parse_head(&String::from_utf8_lossy(&std::mem::replace(bytes, rest)))?;
         if head.status >= 200 {
             return Ok(Some(head));
         }
@@ -240,16 +230,13 @@ fn end_of_head(bytes: &[u8]) -> Option<usize> {
     [after(b"\n\n"), after(b"\n\r\n")].into_iter().flatten().min()
 }
 
-fn parse_head(bytes: &[u8]) -> Result<Head, String> {
-    let text = String::from_utf8_lossy(bytes);
-    let mut lines = text.lines();
-    let first = lines.next().unwrap_or_default();
+fn parse_head(text: &str) -> Result<Head, String> {
+    let (first, fields) = text.split_once('\n').unwrap_or((text, ""));
     let status =
         first.strip_prefix("HTTP/").and_then(|rest| rest.split_ascii_whitespace().nth(1)?.parse().ok());
-    let status = status.ok_or_else(|| {
-        format!("the answer is not HTTP: it begins with \"{}\"", cut_end(&harmless_line(first), 80))
-    })?;
-    let fields = lines.filter_map(|line| line.split_once(':'));
+    let shown = cut_end(&harmless_line(first), 80);
+    let status = status.ok_or_else(|| format!("the answer is not HTTP: it begins with \"{shown}\""))?;
+    let fields = fields.lines().filter_map(|line| line.split_once(':'));
     let headers = fields.map(|(name, value)| (name.trim().to_ascii_lowercase(), value.trim().to_owned()));
     Ok(Head { status, headers: headers.collect() })
 }

@@ -12,12 +12,12 @@ use crate::store::manifest::ProviderSettings;
 use crate::sys::clock::now_seconds;
 use crate::sys::wait::Cancel;
 use crate::wire::provider::child::Patience;
-use crate::wire::provider::curl::{Curl, Exchange, Head, Headers, check_header, find_curl};
+use crate::wire::provider::curl::{Curl, Exchange, Headers, check_header, find_curl};
 use crate::wire::provider::failure::{Asked, message_of_body, of_status, retry_after};
 use crate::wire::provider::key::{KeySource, Secret};
 use crate::wire::provider::reply::{Progress, Reply, Trouble};
 use crate::wire::provider::sse::{Framer, MAX_EVENT_BYTES};
-use crate::wire::provider::{Failure, ModelRequest, Outcome, anthropic, openai};
+use crate::wire::provider::{Failure, ModelRequest, OnText, Outcome, anthropic, openai};
 use crate::words::error::{Error, Result};
 use crate::words::text::harmless_line;
 
@@ -27,8 +27,6 @@ const DEFAULT_MAX_TOKENS: u64 = 8192;
 const ERROR_BODY_BYTES_MAX: usize = 64 << 10;
 /// Once the reply is whole, the server gets this long to close its side by itself.
 const FAREWELL: Duration = Duration::from_millis(50);
-/// Variables that hold keys by convention. Only the program that needs one gets it, and curl needs none.
-const KEY_VARIABLES: [&str; 2] = ["ANTHROPIC_API_KEY", "OPENAI_API_KEY"];
 
 /// Which protocol is spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,10 +43,8 @@ pub(super) struct Http {
     dialect: Dialect,
     url: Secret,
     address: Address,
-    /// The headers that need no key: ours, and those of the settings.
-    headers: Headers,
-    /// Values of those headers that may be keys themselves.
-    secret_headers: Vec<Secret>,
+    /// Headers of the settings.
+    given: Headers,
     key: KeySource,
     model: String,
     max_tokens: Option<u64>,
@@ -64,36 +60,37 @@ impl Http {
         private_dir: PathBuf,
         lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Http> {
-        let (default_url, key_variable) = match dialect {
+        let (default_url, variable) = match dialect {
             Dialect::Anthropic => (anthropic::DEFAULT_BASE_URL, "ANTHROPIC_API_KEY"),
             Dialect::Openai => (openai::DEFAULT_BASE_URL, "OPENAI_API_KEY"),
         };
         let is_key_optional = dialect == Dialect::Openai && settings.base_url.is_some();
-        let key = KeySource::find(settings, key_variable, is_key_optional, lookup)?;
-        let program = find_curl(lookup).ok_or_else(|| {
-            Error::told("the program \"curl\", by which the model is reached, is not on PATH; install curl")
-        })?;
-        let hidden_variables = KEY_VARIABLES.into_iter().chain(key.variable()).map(str::to_owned).collect();
+        let key = KeySource::find(settings, variable, is_key_optional, lookup)?;
         let base_url = settings.base_url.as_deref().unwrap_or(default_url).trim();
         let address = parse_address(base_url).map_err(Error::told)?;
         if base_url.starts_with("http://") && !address.is_local {
             log::warn!("the connection to {} is not encrypted, the key included; use https", address.host);
         }
-        let (headers, secret_headers) = headers(dialect, &settings.headers).map_err(Error::told)?;
+        // Only the program that needs a key gets its variable, and curl needs none.
+        let keys = ["ANTHROPIC_API_KEY", "OPENAI_API_KEY"].into_iter().chain(settings.api_key_env.as_deref());
         Ok(Http {
             dialect,
             url: Secret::new(endpoint(dialect, base_url)),
             address,
-            headers,
-            secret_headers,
+            given: given_headers(&settings.headers).map_err(Error::told)?,
             key,
             model,
             max_tokens: settings.max_tokens,
-            curl: Curl { program, private_dir, hidden_variables, patience: Patience::default() },
+            curl: Curl {
+                program: find_curl(lookup)?,
+                private_dir,
+                hidden_variables: keys.map(str::to_owned).collect(),
+                patience: Patience::default(),
+            },
         })
     }
 
-    /// The same with other limits of waiting.
+    /// Lets it wait as long as this.
     pub(super) fn set_patience(&mut self, patience: Patience) {
         self.curl.patience = patience;
     }
@@ -103,63 +100,52 @@ impl Http {
         &self,
         request: &ModelRequest<'_>,
         cancel: &Cancel,
-        on_text: &mut dyn FnMut(&str),
+        on_text: OnText<'_>,
     ) -> Outcome {
         let key = self.key.read().map_err(|error| Failure::Final(error.to_string()))?;
-        let mask = |text: String| {
-            key.iter().chain(&self.secret_headers).fold(text, |text, secret| secret.mask(&text))
-        };
-        let mut attempt = || {
-            let body = self.body(request).to_string();
-            let (host, count) = (&self.address.host, body.len());
-            log::debug!("model request {} to {}: {count} bytes", request.number, self.address.shown);
-            let headers = self.all_headers(key.as_ref());
-            let mut exchange = Exchange::start(&self.curl, &self.url, host, &headers, &body)?;
-            let head = exchange.head(cancel)?;
-            log::debug!("model request {}: HTTP {}", request.number, head.status);
-            match head.status {
-                200 => self.follow(exchange, cancel, on_text),
-                // Masked before it is cut: half a key at the end would not be found any more.
-                _ => Err(self.refusal(exchange, &head, &mask, cancel)),
-            }
-        };
-        attempt().map_err(|failure| failure.map(mask))
+        let secrets = self.given.iter().filter(|(name, _)| may_be_secret(name)).map(|(_, value)| value);
+        let secrets: Vec<&Secret> = key.iter().chain(secrets).collect();
+        let mask = |text: String| secrets.iter().fold(text, |text, secret| secret.mask(&text));
+        let headers = all_headers(self.dialect, &self.given, key.as_ref());
+        let body = self.body(request).to_string();
+        log::debug!("model request {} to {}: {} bytes", request.number, self.address.shown, body.len());
+        Exchange::start(&self.curl, &self.url, &self.address.host, &headers, &body)
+            .and_then(|exchange| self.follow(exchange, &mask, cancel, on_text))
+            .map_err(|failure| failure.map(mask))
     }
 
     fn body(&self, request: &ModelRequest<'_>) -> Value {
-        let Http { model, max_tokens, .. } = self;
-        let tokens = max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+        let tokens = self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         // OpenAI's and Azure's newer models refuse `max_tokens`, which every other server knows.
-        let is_openai_itself =
-            ["api.openai.com", ".openai.azure.com"].iter().any(|name| self.address.host.ends_with(name));
-        match self.dialect {
-            Dialect::Anthropic => anthropic::request_body(model, tokens, request),
-            Dialect::Openai if is_openai_itself => {
-                openai::request_body(model, Some(("max_completion_tokens", tokens)), request)
-            }
+        let is_itself = |name: &&str| self.address.host.ends_with(name);
+        let limit = match ["api.openai.com", ".openai.azure.com"].iter().any(is_itself) {
+            true => Some(("max_completion_tokens", tokens)),
             // Unsaid, the server decides: a local one with a small context would refuse a large limit.
-            Dialect::Openai => {
-                openai::request_body(model, max_tokens.map(|tokens| ("max_tokens", tokens)), request)
-            }
-        }
-    }
-
-    fn all_headers(&self, key: Option<&Secret>) -> Headers {
-        let mut headers = self.headers.clone();
-        let Some(key) = key else { return headers };
-        let (name, value) = match self.dialect {
-            Dialect::Anthropic => ("x-api-key", key.clone()),
-            Dialect::Openai => ("authorization", Secret::new(format!("Bearer {}", key.reveal()))),
+            false => self.max_tokens.map(|tokens| ("max_tokens", tokens)),
         };
-        // What the settings say goes before what we would say.
-        if !headers.iter().any(|(given, _)| given.eq_ignore_ascii_case(name)) {
-            headers.push((name.to_owned(), value));
+        match self.dialect {
+            Dialect::Anthropic => anthropic::request_body(&self.model, tokens, request),
+            Dialect::Openai => openai::request_body(&self.model, limit, request),
         }
-        headers
     }
 
-    /// Reads the reply to its end.
-    fn follow(&self, mut exchange: Exchange, cancel: &Cancel, on_text: &mut dyn FnMut(&str)) -> Outcome {
+    /// Reads the answer to its end.
+    fn follow(
+        &self,
+        mut exchange: Exchange,
+        mask: &dyn Fn(String) -> String,
+        cancel: &Cancel,
+        on_text: OnText<'_>,
+    ) -> Outcome {
+        let head = exchange.head(cancel)?;
+        if head.status != 200 {
+            // The status alone tells enough where the body breaks off.
+            let body = exchange.rest(ERROR_BODY_BYTES_MAX, cancel)?;
+            let wait = head.headers.iter().find(|(name, _)| name == "retry-after");
+            let wait = wait.and_then(|(_, value)| retry_after(value, now_seconds()));
+            // Masked before it is cut: half a key at the end would not be found any more.
+            return Err(self.judge(head.status, &mask(message_of_body(&body)), wait));
+        }
         let (mut reply, mut framer) = (Reply::default(), Framer::default());
         let (mut form, mut unread) = (Form::Unknown, Vec::new());
         let mut take = |reply: &mut Reply, data: &str| {
@@ -170,7 +156,7 @@ impl Http {
             reply.stream(on_text);
             taken.map_err(|trouble| match trouble {
                 Trouble::Broken(reason) => Failure::retry(reason),
-                Trouble::Told { status, message } => self.judge(status, &message, None),
+                Trouble::Told { status, message } => self.judge(status, &mask(message), None),
             })
         };
         let broken = loop {
@@ -183,31 +169,30 @@ impl Http {
             if form == Form::Unknown {
                 form = Form::of(&unread);
             }
-            if form == Form::Page {
-                let shown = &self.address.shown;
-                return Err(Failure::Final(format!(
-                    "{shown} answers with a web page, not as a model provider does; check \"base_url\""
-                )));
-            }
             if form == Form::Stream {
                 let events = framer.push(&std::mem::take(&mut unread)).map_err(|_| {
                     Failure::Final(format!("one event of the stream has more than {MAX_EVENT_BYTES} bytes"))
                 })?;
                 for data in events {
                     if take(&mut reply, &data)? == Progress::Complete {
-                        exchange.farewell(cancel, FAREWELL);
+                        exchange.child.drain(cancel, FAREWELL);
                         return Ok(reply.finish());
                     }
                 }
             }
         };
         let last = match form {
-            _ if broken.is_some() => None,
+            Form::Page => {
+                return Err(Failure::Final(format!(
+                    "{} answers with a web page, not as a model provider does; check \"base_url\"",
+                    self.address.shown
+                )));
+            }
             Form::Stream => framer.finish(),
             Form::Whole => Some(String::from_utf8_lossy(&unread).into_owned()),
-            Form::Unknown | Form::Page => None,
+            Form::Unknown => None,
         };
-        if let Some(data) = last {
+        if let Some(data) = last.filter(|_| broken.is_none()) {
             take(&mut reply, &data)?;
         }
         if reply.is_complete {
@@ -220,27 +205,6 @@ impl Http {
     fn judge(&self, status: u16, message: &str, wait: Option<Duration>) -> Failure {
         let asked = Asked { key: &self.key.to_string(), model: &self.model, address: &self.address.shown };
         of_status(status, message, wait, asked)
-    }
-
-    /// What an answer other than 200 means.
-    fn refusal(
-        &self,
-        mut exchange: Exchange,
-        head: &Head,
-        mask: &dyn Fn(String) -> String,
-        cancel: &Cancel,
-    ) -> Failure {
-        let mut body = Vec::new();
-        while body.len() < ERROR_BODY_BYTES_MAX {
-            match exchange.piece(cancel) {
-                Ok(Some(piece)) => body.extend(piece),
-                Err(Failure::Cancelled) => return Failure::Cancelled,
-                Ok(None) | Err(_) => break, // the status alone tells enough
-            }
-        }
-        let wait = head.headers.iter().find(|(name, _)| name == "retry-after");
-        let wait = wait.and_then(|(_, value)| retry_after(value, now_seconds()));
-        self.judge(head.status, &mask(message_of_body(&body)), wait)
     }
 }
 
@@ -268,30 +232,39 @@ impl Form {
     }
 }
 
-/// Our headers and those of the settings; of these, the values that may be keys.
-fn headers(dialect: Dialect, given: &Map<String, Value>) -> Result<(Headers, Vec<Secret>), String> {
-    let mut headers = vec![
-        ("content-type".to_owned(), Secret::new("application/json")),
-        ("accept".to_owned(), Secret::new("text/event-stream, application/json")),
-        ("user-agent".to_owned(), Secret::new(concat!("insomnia/", env!("CARGO_PKG_VERSION")))),
+fn given_headers(given: &Map<String, Value>) -> Result<Headers, String> {
+    let checked = given.iter().map(|(name, value)| {
+        let shown = harmless_line(name);
+        let fault = || format!("the header \"{shown}\" is no text; write its value in quotes");
+        let value = value.as_str().ok_or_else(fault)?;
+        check_header(name, value).map(|()| (name.clone(), Secret::new(value)))
+    });
+    checked.collect()
+}
+
+fn may_be_secret(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    ["key", "auth", "token", "secret", "cookie"].iter().any(|sign| name.contains(sign))
+}
+
+/// The headers of the settings and ours; what the settings say goes before what we would say.
+fn all_headers(dialect: Dialect, given: &Headers, key: Option<&Secret>) -> Headers {
+    let key = key.map(Secret::reveal);
+    let (version, key) = match dialect {
+        Dialect::Anthropic => (
+            Some(("anthropic-version", anthropic::VERSION.to_owned())),
+            key.map(|key| ("x-api-key", key.to_owned())),
+        ),
+        Dialect::Openai => (None, key.map(|key| ("authorization", format!("Bearer {key}")))),
+    };
+    let ours = [
+        ("content-type", "application/json".to_owned()),
+        ("accept", "text/event-stream, application/json".to_owned()),
+        ("user-agent", concat!("insomnia/", env!("CARGO_PKG_VERSION")).to_owned()),
     ];
-    if dialect == Dialect::Anthropic {
-        headers.push(("anthropic-version".to_owned(), Secret::new(anthropic::VERSION)));
-    }
-    let mut secrets = Vec::new();
-    for (name, value) in given {
-        let value = value.as_str().ok_or_else(|| {
-            format!("the header \"{}\" is no text; write its value in quotes", harmless_line(name))
-        })?;
-        check_header(name, value)?;
-        headers.retain(|(ours, _)| !ours.eq_ignore_ascii_case(name));
-        headers.push((name.clone(), Secret::new(value)));
-        let name = name.to_ascii_lowercase();
-        if ["key", "auth", "token", "secret", "cookie"].iter().any(|sign| name.contains(sign)) {
-            secrets.push(Secret::new(value));
-        }
-    }
-    Ok((headers, secrets))
+    let is_free = |name: &str| !given.iter().any(|(given, _)| given.eq_ignore_ascii_case(name));
+    let ours = ours.into_iter().chain(version).chain(key).filter(|(name, _)| is_free(name));
+    given.iter().cloned().chain(ours.map(|(name, value)| (name.to_owned(), Secret::new(value)))).collect()
 }
 
 /// Where to post, for a base address with or without a path; a query such as Azure's `api-version` stays.
@@ -318,19 +291,18 @@ struct Address {
 
 fn parse_address(url: &str) -> Result<Address, String> {
     // The address itself may hold a password, so only what is wrong is said.
-    let fault = |what: &str| format!("\"base_url\" {what}; write it like \"https://host/v1\"");
-    let (scheme, rest) = url
-        .split_once("://")
-        .filter(|(scheme, _)| matches!(*scheme, "http" | "https"))
-        .ok_or_else(|| fault("begins with neither http:// nor https://"))?;
+    let fault = |what: &str| Err(format!("\"base_url\" {what}; write it like \"https://host/v1\""));
+    let Some((scheme @ ("http" | "https"), rest)) = url.split_once("://") else {
+        return fault("begins with neither http:// nor https://");
+    };
     if url.chars().any(|c| c.is_control() || c.is_whitespace() || c == '#') {
-        return Err(fault("has a space, a control character or a \"#\""));
+        return fault("has a space, a control character or a \"#\"");
     }
     let rest = rest.split('?').next().unwrap_or_default();
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let host = authority.rsplit('@').next().unwrap_or_default();
     if host.is_empty() || host.starts_with(':') {
-        return Err(fault("names no host"));
+        return fault("names no host");
     }
     let name = host.trim_end_matches(|c: char| c == ':' || c.is_ascii_digit());
     let is_local = name == "localhost" || name == "[::1]" || name.starts_with("127.");
@@ -393,7 +365,8 @@ mod tests {
     #[test]
     fn headers_of_the_settings_replace_ours_and_may_be_secret() {
         let given = serde_json::json!({"User-Agent": "x", "api-key": "topsecret", "anthropic-beta": "b"});
-        let (headers, secrets) = headers(Dialect::Anthropic, given.as_object().unwrap()).unwrap();
+        let given = given_headers(given.as_object().unwrap()).unwrap();
+        let headers = all_headers(Dialect::Anthropic, &given, None);
         let names: Vec<_> = headers.iter().map(|(name, _)| name.as_str()).collect();
         let expected =
             ["content-type", "accept", "anthropic-version", "User-Agent", "anthropic-beta", "api-key"];
@@ -401,9 +374,10 @@ mod tests {
         names.sort_unstable();
         expected.sort_unstable();
         assert_eq!(names, expected);
-        assert_eq!(secrets, [Secret::new("topsecret")]);
+        let secrets: Vec<_> = given.iter().filter(|(name, _)| may_be_secret(name)).collect();
+        assert_eq!(secrets, [&("api-key".to_owned(), Secret::new("topsecret"))]);
         let bad = serde_json::json!({"x": 1});
-        let told = super::headers(Dialect::Openai, bad.as_object().unwrap()).unwrap_err();
+        let told = given_headers(bad.as_object().unwrap()).unwrap_err();
         assert!(told.contains("header \"x\" is no text"), "{told}");
     }
 

@@ -42,8 +42,7 @@ impl Secret {
         }
         let bytes_min = PART_BYTES.min(self.0.len());
         let is_part = |start, end| text.get(start..end).is_some_and(|part| self.0.contains(part));
-        let mut shown = String::with_capacity(text.len());
-        let mut hidden_until = 0;
+        let (mut shown, mut hidden_until) = (String::with_capacity(text.len()), 0);
         for (at, c) in text.char_indices() {
             if at < hidden_until {
                 continue;
@@ -87,21 +86,18 @@ impl KeySource {
         is_optional: bool,
         lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<KeySource> {
-        if let Some(path) = &settings.api_key_file {
-            if settings.api_key_env.is_some() {
+        let variable = match (&settings.api_key_env, &settings.api_key_file) {
+            (Some(_), Some(_)) => {
                 return Err(Error::told(
                     "the provider settings name both \"api_key_env\" and \"api_key_file\"; remove one of them",
                 ));
             }
-            read_key_file(path)?;
-            return Ok(KeySource::File(path.clone()));
-        }
-        let variable = settings.api_key_env.as_deref().unwrap_or(default_variable).to_owned();
+            (None, Some(path)) => return read_key_file(path).map(|_| KeySource::File(path.clone())),
+            (variable, None) => variable.as_deref().unwrap_or(default_variable).to_owned(),
+        };
         match lookup(&variable).filter(|value| !value.trim().is_empty()) {
-            Some(value) => {
-                let key = check_key(&value, &format!("the variable {variable}"))?;
-                Ok(KeySource::Variable(variable, key))
-            }
+            Some(value) => check_key(&value, &format!("the variable {variable}"))
+                .map(|key| KeySource::Variable(variable, key)),
             None if is_optional => Ok(KeySource::NotNeeded(variable)),
             None => Err(Error::told(format!(
                 "the variable {variable}, which should hold the provider's key, is not set; set it, or name a file of mode 0600 as \"api_key_file\" in the manifest"
@@ -115,14 +111,6 @@ impl KeySource {
             KeySource::Variable(_, key) => Ok(Some(key.clone())),
             KeySource::File(path) => read_key_file(path).map(Some),
             KeySource::NotNeeded(_) => Ok(None),
-        }
-    }
-
-    /// The variable that holds the key, if one does.
-    pub(super) fn variable(&self) -> Option<&str> {
-        match self {
-            KeySource::Variable(name, _) | KeySource::NotNeeded(name) => Some(name),
-            KeySource::File(_) => None,
         }
     }
 }
@@ -139,36 +127,35 @@ impl fmt::Display for KeySource {
 }
 
 fn check_key(text: &str, place: &str) -> Result<Secret> {
-    let key = text.trim();
-    if key.is_empty() {
-        return Err(Error::told(format!("{place} holds no key; put the provider's key there")));
-    }
-    if key.len() > KEY_BYTES_MAX || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(Error::told(format!(
+    match text.trim() {
+        "" => Err(Error::told(format!("{place} holds no key; put the provider's key there"))),
+        key if key.len() <= KEY_BYTES_MAX && key.bytes().all(|byte| byte.is_ascii_graphic()) => {
+            Ok(Secret::new(key))
+        }
+        _ => Err(Error::told(format!(
             "{place} does not hold a key: a key is one word of visible ASCII characters; copy it again"
-        )));
+        ))),
     }
-    Ok(Secret::new(key))
 }
 
 fn read_key_file(path: &Path) -> Result<Secret> {
     let place = format!("the key file \"{}\"", path.display());
     let failed = |source| Error::io(format!("read {place}"), source);
+    let fault = |what: String| Err(Error::told(format!("{place} {what}")));
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(Error::told(format!("{place} is no regular file; name one of mode 0600")));
+        return fault("is no regular file; name one of mode 0600".to_owned());
     }
     let file = File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-    let fault = match mode {
-        _ if owner != own_uid() => format!("belongs to user {owner}; make one of your own, of mode 0600"),
-        0o600 | 0o400 => {
-            let content = read_whole(&file, KEY_BYTES_MAX).map_err(failed)?;
-            return check_key(&String::from_utf8_lossy(&content), &place);
-        }
-        _ => format!("has mode {mode:04o}, so others may read it; run: chmod 600 \"{}\"", path.display()),
-    };
-    Err(Error::told(format!("{place} {fault}")))
+    if owner != own_uid() {
+        return fault(format!("belongs to user {owner}; make one of your own, of mode 0600"));
+    }
+    if !matches!(mode, 0o600 | 0o400) {
+        let shown = path.display();
+        return fault(format!("has mode {mode:04o}, so others may read it; run: chmod 600 \"{shown}\""));
+    }
+    check_key(&String::from_utf8_lossy(&read_whole(&file, KEY_BYTES_MAX).map_err(failed)?), &place)
 }
 
 #[cfg(test)]

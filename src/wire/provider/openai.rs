@@ -93,7 +93,7 @@ fn call(call: &ToolCall) -> Value {
 pub fn take(reply: &mut Reply, data: &str) -> Result<Progress, Trouble> {
     if data.trim() == "[DONE]" {
         // Without any finish reason the server gave up; half a reply counts for nothing.
-        let gave_up = || Trouble::Broken("the stream ended without saying why the model stopped".to_owned());
+        let gave_up = || Trouble::broken("the stream ended without saying why the model stopped");
         return reply.stop.map(|_| Progress::Complete).ok_or_else(gave_up);
     }
     let chunk = &event_of(data)?;
@@ -188,7 +188,7 @@ fn stop_of(reason: &str) -> Result<Stop, Trouble> {
         "tool_calls" | "function_call" => Ok(Stop::ToolUse),
         "length" => Ok(Stop::Length),
         "content_filter" => Ok(Stop::Refusal),
-        "error" => Err(Trouble::Broken("the server behind the provider failed in mid-reply".to_owned())),
+        "error" => Err(Trouble::broken("the server behind the provider failed in mid-reply")),
         _ => Ok(Stop::Done), // stop, and the words of servers that copy the API
     }
 }

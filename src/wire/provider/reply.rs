@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::wire::provider::failure::{message_of_error, status_of_error};
 use crate::words::message::{AssistantMessage, Stop, ToolCall, Usage};
@@ -38,6 +38,10 @@ pub enum Trouble {
 }
 
 impl Trouble {
+    pub(super) fn broken(reason: &str) -> Trouble {
+        Trouble::Broken(reason.to_owned())
+    }
+
     /// What this error object of a provider says.
     pub(super) fn told(error: &Value) -> Trouble {
         Trouble::Told { status: status_of_error(error), message: message_of_error(error) }
@@ -46,45 +50,39 @@ impl Trouble {
 
 /// A tool call as far as it has come.
 #[derive(Debug, Default)]
-pub struct PartialCall {
+pub(super) struct PartialCall {
     /// Its place in the reply, where the provider gives one.
-    pub index: Option<u64>,
-    /// Its id, or nothing.
-    pub id: String,
-    /// The tool, or the beginning of its name.
-    pub name: String,
+    pub(super) index: Option<u64>,
+    pub(super) id: String,
+    pub(super) name: String,
     /// Its arguments as text.
-    pub arguments: String,
+    pub(super) arguments: String,
     /// Arguments that came in one piece and not as text; they count when there is no text.
-    pub given: Value,
+    pub(super) given: Value,
 }
 
 /// A reply that is being put together.
 #[derive(Debug, Default)]
 pub struct Reply {
-    /// What the model has said.
-    pub text: String,
-    /// The tools that it calls.
-    pub calls: Vec<PartialCall>,
+    pub(super) text: String,
+    pub(super) calls: Vec<PartialCall>,
     /// Reasoning, to be passed back unchanged.
-    pub thinking: Vec<Value>,
+    pub(super) thinking: Vec<Value>,
     /// Blocks under way, by their index.
-    pub blocks: Vec<(u64, Value)>,
-    /// Why it stopped, once it said so.
-    pub stop: Option<Stop>,
-    /// Its tokens.
-    pub usage: Usage,
+    pub(super) blocks: Vec<(u64, Value)>,
+    pub(super) stop: Option<Stop>,
+    pub(super) usage: Usage,
     /// Whether the provider said that the reply is whole.
-    pub is_complete: bool,
+    pub(super) is_complete: bool,
     counts: BTreeMap<String, u64>,
     streamed: usize,
 }
 
 impl Reply {
-    /// Adds a call.
+    /// Adds a call; too many are `Broken`.
     pub(super) fn add_call(&mut self, call: PartialCall) -> Result<(), Trouble> {
         if self.calls.len() >= TOOL_CALLS_MAX {
-            return Err(Trouble::Broken("the reply has more tool calls than any model makes".to_owned()));
+            return Err(Trouble::broken("the reply has more tool calls than any model makes"));
         }
         self.calls.push(call);
         Ok(())
@@ -112,13 +110,11 @@ impl Reply {
     /// The reply, once it is whole.
     #[must_use]
     pub fn finish(self) -> AssistantMessage {
-        let input = |call: &PartialCall| match call.arguments.trim() {
-            "" => input_of_value(&call.given),
-            _ => input_of_text(&call.arguments),
+        let whole = |PartialCall { id, name, arguments, given, .. }: PartialCall| match arguments.trim() {
+            "" => ToolCall { id, name, input: input_of_value(given) },
+            _ => ToolCall { id, name, input: input_of_text(&arguments) },
         };
-        let calls = self.calls.into_iter();
-        let tool_calls: Vec<ToolCall> =
-            calls.map(|call| ToolCall { input: input(&call), id: call.id, name: call.name }).collect();
+        let tool_calls: Vec<ToolCall> = self.calls.into_iter().map(whole).collect();
         let stop = match (self.stop.unwrap_or(Stop::Done), tool_calls.is_empty()) {
             (Stop::Done, false) => Stop::ToolUse,
             (Stop::ToolUse, true) => Stop::Done,
@@ -146,24 +142,21 @@ pub(super) fn text_of<'v>(value: &'v Value, name: &str) -> &'v str {
 
 /// Arguments as text: always an object, also when the model wrote something else.
 fn input_of_text(text: &str) -> Value {
-    let invalid = || json!({ INVALID_ARGUMENTS: text });
-    if text.trim().is_empty() {
-        return json!({});
-    }
-    match serde_json::from_str::<Value>(text) {
-        Ok(Value::Object(map)) => Value::Object(map),
-        Ok(Value::Null) => json!({}),
+    let value = match serde_json::from_str(text) {
         // Some local models write the object as a string once more.
-        Ok(Value::String(inner)) => {
-            serde_json::from_str::<Map<String, Value>>(&inner).map_or_else(|_| invalid(), Value::Object)
-        }
-        Ok(Value::Bool(_) | Value::Number(_) | Value::Array(_)) | Err(_) => invalid(),
+        Ok(Value::String(inner)) => serde_json::from_str(&inner).ok(),
+        other => other.ok(),
+    };
+    match value {
+        _ if text.trim().is_empty() || text.trim() == "null" => json!({}),
+        Some(object @ Value::Object(_)) => object,
+        _ => json!({ INVALID_ARGUMENTS: text }),
     }
 }
 
 /// Arguments as a value: an object stays, anything else is read as text.
-fn input_of_value(value: &Value) -> Value {
-    if value.is_object() { value.clone() } else { input_of_text(&value.to_string()) }
+fn input_of_value(value: Value) -> Value {
+    if value.is_object() { value } else { input_of_text(&value.to_string()) }
 }
 
 #[cfg(test)]
@@ -182,8 +175,8 @@ mod tests {
         check("[1]", json!({"_invalid_arguments": "[1]"}));
         check("\"words\"", json!({"_invalid_arguments": "\"words\""}));
         check(&"[".repeat(100_000), json!({"_invalid_arguments": "[".repeat(100_000)}));
-        assert_eq!(input_of_value(&json!({"a": 1})), json!({"a": 1}));
-        assert_eq!(input_of_value(&Value::Null), json!({}));
-        assert_eq!(input_of_value(&json!(3)), json!({"_invalid_arguments": "3"}));
+        assert_eq!(input_of_value(json!({"a": 1})), json!({"a": 1}));
+        assert_eq!(input_of_value(Value::Null), json!({}));
+        assert_eq!(input_of_value(json!(3)), json!({"_invalid_arguments": "3"}));
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use crate::sys::wait::Cancel;
 use crate::wire::provider::failure::{Asked, of_status};
 use crate::wire::provider::reply::{PartialCall, Reply};
-use crate::wire::provider::{Failure, Outcome};
+use crate::wire::provider::{Failure, OnText, Outcome};
 use crate::words::identity::PodName;
 
 /// What the model says when its replies are used up.
@@ -76,17 +76,14 @@ impl Script {
         Ok(script)
     }
 
-    /// One request.
-    ///
-    /// # Errors
-    /// What the script says, or `Cancelled`.
+    /// One request: what the script says, or `Cancelled`.
     pub(super) fn request(
         &self,
         name: &str,
         number: u64,
         asked: Asked<'_>,
         cancel: &Cancel,
-        on_text: &mut dyn FnMut(&str),
+        on_text: OnText<'_>,
     ) -> Outcome {
         let end = ScriptedReply { text: END_OF_SCRIPT.to_owned(), ..ScriptedReply::default() };
         let list = self.pods.get(name).or_else(|| self.pods.get(ANY_POD));
@@ -121,10 +118,8 @@ impl ScriptedReply {
         if !(300..600).contains(&error.status) {
             return Err(".error.status is no HTTP status from 300 to 599");
         }
-        match error.retry_after_seconds.map_or(Ok(Duration::ZERO), Duration::try_from_secs_f64) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(".error.retry_after_seconds is not a number of seconds"),
-        }
+        let fault = ".error.retry_after_seconds is not a number of seconds";
+        Duration::try_from_secs_f64(error.retry_after_seconds.unwrap_or(0.0)).map(drop).map_err(|_| fault)
     }
 }
 
