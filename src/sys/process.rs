@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid as NixPid;
 
-use crate::sys::wait::{Cancel, Ready, ReadyEither, wait_readable, wait_readable_either};
+use crate::sys::wait::{Cancel, Ready, wait_readable};
 
 /// A program to be started in a process group of its own.
 #[derive(Debug)]
@@ -167,11 +167,11 @@ impl Running {
     ) -> io::Result<Output> {
         loop {
             let errors = self.errors.as_ref().map(AsFd::as_fd);
-            match wait_readable_either(self.output.as_fd(), errors, cancel, deadline)? {
-                ReadyEither::First => break,
-                ReadyEither::Second => self.read_errors(),
-                ReadyEither::Cancelled => return Ok(Output::Cancelled),
-                ReadyEither::TimedOut => return Ok(Output::TimedOut),
+            match wait_readable(self.output.as_fd(), errors, cancel, deadline)? {
+                Ready::Readable => break,
+                Ready::OtherReadable => self.read_errors(),
+                Ready::Cancelled => return Ok(Output::Cancelled),
+                Ready::TimedOut => return Ok(Output::TimedOut),
             }
         }
         Ok(match self.output.read(buffer)? {
@@ -223,9 +223,9 @@ impl Running {
     fn collect_errors(&mut self) {
         let deadline = Instant::now() + Duration::from_millis(200);
         while let Some(errors) = &self.errors {
-            match wait_readable(errors.as_fd(), None, deadline) {
+            match wait_readable(errors.as_fd(), None, None, deadline) {
                 Ok(Ready::Readable) => self.read_errors(),
-                Ok(Ready::Cancelled | Ready::TimedOut) | Err(_) => return,
+                Ok(Ready::OtherReadable | Ready::Cancelled | Ready::TimedOut) | Err(_) => return,
             }
         }
     }
@@ -446,7 +446,7 @@ impl DetachedSelf {
         let mut line = Vec::new();
         let mut buffer = [0; 4096];
         while line.len() < bytes_max {
-            if wait_readable(self.output.as_fd(), None, deadline).ok()? != Ready::Readable {
+            if wait_readable(self.output.as_fd(), None, None, deadline).ok()? != Ready::Readable {
                 return None;
             }
             let count = self.output.read(&mut buffer).ok()?;

@@ -64,18 +64,22 @@ impl Cancel {
 pub enum Ready {
     /// There is something to read, or the other end is closed.
     Readable,
+    /// The same, but only of the other descriptor.
+    OtherReadable,
     /// The flag was set.
     Cancelled,
     /// The deadline passed.
     TimedOut,
 }
 
-/// Waits until `descriptor` can be read, `cancel` is set, or `deadline` passes. A cancel comes first.
+/// Waits until `descriptor` or `other` can be read, `cancel` is set, or `deadline` passes. A cancel comes first,
+/// `other` last.
 ///
 /// # Errors
 /// As poll(2), EINTR excepted, which is repeated.
 pub fn wait_readable(
     descriptor: BorrowedFd<'_>,
+    other: Option<BorrowedFd<'_>>,
     cancel: Option<&Cancel>,
     deadline: Instant,
 ) -> io::Result<Ready> {
@@ -85,55 +89,15 @@ pub fn wait_readable(
         }
         let left = deadline.saturating_duration_since(Instant::now());
         let mut fds = vec![PollFd::new(descriptor, PollFlags::POLLIN)];
-        fds.extend(cancel.map(|cancel| PollFd::new(cancel.inner.1.as_fd(), PollFlags::POLLIN)));
-        match nix::poll::poll(&mut fds, poll_timeout(left)) {
-            Ok(0) if left.is_zero() => return Ok(Ready::TimedOut),
-            Ok(_) if cancel.is_some_and(Cancel::is_set) => return Ok(Ready::Cancelled),
-            Ok(_) if fds.first().and_then(PollFd::any).unwrap_or(false) => return Ok(Ready::Readable),
-            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-}
-
-/// What a wait for one of two descriptors came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReadyEither {
-    /// The first can be read, or its other end is closed.
-    First,
-    /// Only the second can be read, or its other end is closed.
-    Second,
-    /// The flag was set.
-    Cancelled,
-    /// The deadline passed.
-    TimedOut,
-}
-
-/// As `wait_readable`, for a second descriptor beside the first, which goes before it.
-///
-/// # Errors
-/// As poll(2), EINTR excepted, which is repeated.
-pub fn wait_readable_either(
-    first: BorrowedFd<'_>,
-    second: Option<BorrowedFd<'_>>,
-    cancel: Option<&Cancel>,
-    deadline: Instant,
-) -> io::Result<ReadyEither> {
-    loop {
-        if cancel.is_some_and(Cancel::is_set) {
-            return Ok(ReadyEither::Cancelled);
-        }
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut fds = vec![PollFd::new(first, PollFlags::POLLIN)];
-        fds.extend(second.map(|second| PollFd::new(second, PollFlags::POLLIN)));
+        fds.extend(other.map(|other| PollFd::new(other, PollFlags::POLLIN)));
         fds.extend(cancel.map(|cancel| PollFd::new(cancel.inner.1.as_fd(), PollFlags::POLLIN)));
         let answer = nix::poll::poll(&mut fds, poll_timeout(left));
         let is_ready = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
         match answer {
-            Ok(0) if left.is_zero() => return Ok(ReadyEither::TimedOut),
-            Ok(_) if cancel.is_some_and(Cancel::is_set) => return Ok(ReadyEither::Cancelled),
-            Ok(_) if is_ready(0) => return Ok(ReadyEither::First),
-            Ok(_) if second.is_some() && is_ready(1) => return Ok(ReadyEither::Second),
+            Ok(0) if left.is_zero() => return Ok(Ready::TimedOut),
+            Ok(_) if cancel.is_some_and(Cancel::is_set) => return Ok(Ready::Cancelled),
+            Ok(_) if is_ready(0) => return Ok(Ready::Readable),
+            Ok(_) if other.is_some() && is_ready(1) => return Ok(Ready::OtherReadable),
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -156,11 +120,11 @@ mod tests {
         assert!(!cancel.sleep(Duration::from_millis(1)));
         let (quiet, _open) = std::os::unix::net::UnixStream::pair().unwrap();
         let soon = Instant::now() + Duration::from_millis(1);
-        assert_eq!(wait_readable(quiet.as_fd(), Some(&cancel), soon).unwrap(), Ready::TimedOut);
+        assert_eq!(wait_readable(quiet.as_fd(), None, Some(&cancel), soon).unwrap(), Ready::TimedOut);
         let other = cancel.clone();
         let setter = std::thread::Builder::new().spawn(move || other.set()).unwrap();
         let never = Instant::now() + Duration::from_secs(3600);
-        assert_eq!(wait_readable(quiet.as_fd(), Some(&cancel), never).unwrap(), Ready::Cancelled);
+        assert_eq!(wait_readable(quiet.as_fd(), None, Some(&cancel), never).unwrap(), Ready::Cancelled);
         assert!(cancel.sleep(Duration::from_secs(3600)));
         setter.join().unwrap();
     }

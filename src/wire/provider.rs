@@ -228,7 +228,7 @@ impl Provider {
     #[must_use]
     pub fn with_patience(mut self, patience: Patience) -> Provider {
         match &mut self.backend {
-            Backend::Http(http) => http.set_patience(patience),
+            Backend::Http(http) => http.curl.patience = patience,
             Backend::Command(command) => command.patience = patience,
             Backend::Script { .. } => {}
         }

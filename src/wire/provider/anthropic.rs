@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 
 use crate::wire::provider::ModelRequest;
-use crate::wire::provider::conversation::{Message, clean_name, messages, set};
+use crate::wire::provider::conversation::{Round, ToolAnswer, clean_name, rounds, set};
 use crate::wire::provider::reply::{
     PartialCall, Progress, Reply, TOOL_CALLS_MAX, Trouble, at, event_of, text_of,
 };
@@ -20,22 +20,13 @@ pub const VERSION: &str = "2023-06-01";
 /// Longest name and id that the API takes.
 const NAME_BYTES_MAX: usize = 64;
 
-/// The path behind a base address, which may have one already.
-pub(super) fn path_behind(base_url: &str) -> &'static str {
-    match base_url {
-        base if base.ends_with("/messages") => "",
-        base if base.ends_with("/v1") => "/messages",
-        _ => "/v1/messages",
-    }
-}
-
 /// The body of a request.
 ///
 /// Tools, instruction and the conversation up to its last block are marked for the provider's cache: all of it
 /// comes again, unchanged, in the next request.
 pub(super) fn request_body(model: &str, max_tokens: u64, request: &ModelRequest<'_>) -> Value {
     let mark = json!({"type": "ephemeral"});
-    let mut list: Vec<Value> = messages(request.items).iter().map(message).collect();
+    let mut list: Vec<Value> = rounds(request.items).iter().flat_map(messages).collect();
     let last_block = list.last_mut().and_then(|last| last.get_mut("content")?.as_array_mut()?.last_mut());
     if let Some(block) = last_block {
         set(block, "cache_control", mark.clone());
@@ -50,37 +41,31 @@ pub(super) fn request_body(model: &str, max_tokens: u64, request: &ModelRequest<
     body
 }
 
-fn message(message: &Message<'_>) -> Value {
+/// What the model said, if anything, and what was said to it.
+fn messages(round: &Round<'_>) -> Vec<Value> {
     let clean = |name| clean_name(name, NAME_BYTES_MAX);
-    let mut content: Vec<Value> = Vec::new();
-    match message {
-        Message::User { answers, texts } => {
-            for answer in answers {
-                let id = clean(answer.id);
-                let mut block = json!({"type": "tool_result", "tool_use_id": id, "content": answer.text});
-                if !answer.ok {
-                    set(&mut block, "is_error", true.into());
-                }
-                content.push(block);
-            }
-            content.extend(texts.iter().map(|text| json!({"type": "text", "text": text})));
-            json!({"role": "user", "content": content})
-        }
-        Message::Assistant(replies) => {
-            for reply in replies {
-                // Reasoning of another provider stays in the log: this one would refuse it.
-                content.extend(reply.thinking.iter().filter(|block| is_reasoning(block)).cloned());
-                if !reply.text.trim().is_empty() {
-                    content.push(json!({"type": "text", "text": reply.text}));
-                }
-                content.extend(reply.tool_calls.iter().map(|call| {
-                    let (id, name) = (clean(&call.id), clean(&call.name));
-                    json!({"type": "tool_use", "id": id, "name": name, "input": call.input})
-                }));
-            }
-            json!({"role": "assistant", "content": content})
-        }
+    let text_block = |text: &str| json!({"type": "text", "text": text});
+    let mut said: Vec<Value> = Vec::new();
+    for reply in &round.replies {
+        // Reasoning of another provider stays in the log: this one would refuse it.
+        said.extend(reply.thinking.iter().filter(|block| is_reasoning(block)).cloned());
+        said.extend(Some(&reply.text).filter(|text| !text.trim().is_empty()).map(|text| text_block(text)));
+        said.extend(reply.tool_calls.iter().map(|call| {
+            let (id, name) = (clean(&call.id), clean(&call.name));
+            json!({"type": "tool_use", "id": id, "name": name, "input": call.input})
+        }));
     }
+    let answers = round.answers.iter().map(|ToolAnswer { id, ok, text }| {
+        let mut block = json!({"type": "tool_result", "tool_use_id": clean(id), "content": text});
+        if !ok {
+            set(&mut block, "is_error", true.into());
+        }
+        block
+    });
+    let told: Vec<Value> = answers.chain(round.texts.iter().map(|text| text_block(text))).collect();
+    let said = Some(said).filter(|said| !said.is_empty());
+    let said = said.map(|said| json!({"role": "assistant", "content": said}));
+    said.into_iter().chain([json!({"role": "user", "content": told})]).collect()
 }
 
 fn is_reasoning(block: &Value) -> bool {

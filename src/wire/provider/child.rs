@@ -45,21 +45,30 @@ impl Default for Patience {
     }
 }
 
-/// A program under way; dropping it ends its process group.
+/// A program under way; dropping it ends its process group and removes the request.
 #[derive(Debug)]
 pub(super) struct Child {
     running: Running,
-    name: String,
-    patience: Patience,
+    /// Declared behind `running`, so that the program is gone before the file.
+    _request: RequestFile,
+    /// Whom sentences speak of.
+    pub(super) name: String,
+    pub(super) patience: Patience,
     end: Instant,
     bytes: usize,
 }
 
 impl Child {
-    /// Starts it; `name` is whom sentences speak of.
-    pub(super) fn start(program: Program, name: &str, patience: Patience) -> std::io::Result<Child> {
+    /// Starts it.
+    pub(super) fn start(
+        program: Program,
+        request: RequestFile,
+        name: &str,
+        patience: Patience,
+    ) -> std::io::Result<Child> {
+        let (name, end) = (name.to_owned(), Instant::now() + patience.total);
         let running = program.start(ErrorOutput::Separate)?;
-        Ok(Child { running, name: name.to_owned(), patience, end: Instant::now() + patience.total, bytes: 0 })
+        Ok(Child { running, _request: request, name, patience, end, bytes: 0 })
     }
 
     /// The next piece of its output; `None` at the end.
@@ -94,7 +103,7 @@ impl Child {
         while let Ok(Some(_)) = self.piece(cancel) {}
     }
 
-    /// How it ended, once its output has, and the end of its error output; no status when it had to be killed.
+    /// How it ended, once its output has, and the end of its error output; no status when it was killed for that.
     pub(super) fn finish(&mut self) -> (Option<ExitStatus>, String) {
         let status = self.running.wait(Instant::now() + EXIT_WAIT).ok();
         (status, self.running.error_tail(ERROR_BYTES_MAX))

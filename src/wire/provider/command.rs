@@ -79,12 +79,12 @@ impl CommandModel {
         };
         let ModelRequest { system, items, tools, .. } = request;
         let body = json!({"version": VERSION, "system": system, "tools": tools, "messages": items});
-        // In a file, which is read after its name is gone: a pipe would hold 64 KiB only.
+        // In a file: a pipe would hold 64 KiB only.
         let file = RequestFile::write(&self.private_dir, body.to_string().as_bytes())?;
         let program = Program::new(name, self.command.iter().skip(1))
             .directory(&self.directory)
             .input_file(File::open(&file.path).map_err(failed)?);
-        Child::start(program, "the model program", self.patience).map_err(failed)
+        Child::start(program, file, "the model program", self.patience).map_err(failed)
     }
 }
 

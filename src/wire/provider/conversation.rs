@@ -12,66 +12,54 @@ use crate::words::message::{AssistantMessage, Item};
 use crate::words::text::without_marks;
 
 /// The answer to one tool call.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct ToolAnswer<'a> {
-    /// The call.
     pub(super) id: &'a str,
-    /// Whether the tool did what was asked.
     pub(super) ok: bool,
-    /// What it said.
     pub(super) text: &'a str,
 }
 
-/// One message of the conversation.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Message<'a> {
-    /// To the model.
-    User {
-        /// Answers to the calls of the message before.
-        answers: Vec<ToolAnswer<'a>>,
-        /// Texts of people, pods and the system, in order.
-        texts: Vec<Cow<'a, str>>,
-    },
-    /// From the model: one reply, or several in a row.
-    Assistant(Vec<&'a AssistantMessage>),
+/// What the model said, and what is said to it then: answers to its calls first, then texts of people, pods and
+/// the system. Only the first round may lack replies; none lacks both answers and texts.
+#[derive(Debug, Default)]
+pub(super) struct Round<'a> {
+    pub(super) replies: Vec<&'a AssistantMessage>,
+    pub(super) answers: Vec<ToolAnswer<'a>>,
+    pub(super) texts: Vec<Cow<'a, str>>,
 }
 
-/// The messages of a history: first and last to the model, never two in a row from one side, and every call
-/// answered in the message after it.
-pub(super) fn messages(items: &[Item]) -> Vec<Message<'_>> {
-    let mut list = Vec::new();
+/// The rounds of a history, every call answered in its own round.
+pub(super) fn rounds(items: &[Item]) -> Vec<Round<'_>> {
+    let mut rounds = Vec::new();
+    let mut round = Round::default();
     let mut open: Vec<&str> = Vec::new();
     for item in items {
         match item {
-            Item::Input { text, from: None } | Item::Notification { text } => {
-                add_text(&mut list, text.into())
-            }
+            Item::Input { text, from: None } | Item::Notification { text } => round.add_text(text),
             Item::Input { text, from: Some(pod_id) } => {
-                add_text(
-                    &mut list,
-                    format!("[message from pod \"{pod_id}\"]\n{}", without_marks(text)).into(),
-                );
+                round.add_text(format!("[message from pod \"{pod_id}\"]\n{}", without_marks(text)));
             }
+            // Providers refuse an empty message.
+            Item::Assistant(message) if message.text.trim().is_empty() && message.tool_calls.is_empty() => {}
             Item::Assistant(message) => {
-                if message.text.trim().is_empty() && message.tool_calls.is_empty() {
-                    continue; // providers refuse an empty message
-                }
-                close_calls(&mut list, &mut open);
+                round.close_calls(&mut open);
                 open.extend(message.tool_calls.iter().map(|call| call.id.as_str()));
-                if list.is_empty() {
-                    add_text(&mut list, "[the beginning of the conversation is left out]".into());
+                if rounds.is_empty() && round.replies.is_empty() && round.is_open() {
+                    round.add_text("[the beginning of the conversation is left out]");
                 }
-                match list.last_mut() {
-                    Some(Message::Assistant(replies)) => replies.push(message),
-                    Some(Message::User { .. }) | None => list.push(Message::Assistant(vec![message])),
+                if !round.is_open() {
+                    rounds.push(std::mem::take(&mut round));
                 }
+                round.replies.push(message);
             }
             Item::ToolResult { id, name, ok, text } => match open.iter().position(|open| open == id) {
                 Some(at) => {
                     open.remove(at);
-                    add_answer(&mut list, ToolAnswer { id, ok: *ok, text });
+                    // An empty answer is refused by some, and puzzles every model.
+                    let text = if text.trim().is_empty() { "(no output)" } else { text };
+                    round.answers.push(ToolAnswer { id, ok: *ok, text });
                 }
-                None => add_text(&mut list, format!("[result of an earlier call of {name}]\n{text}").into()),
+                None => round.add_text(format!("[result of an earlier call of {name}]\n{text}")),
             },
             Item::Session { .. }
             | Item::TurnStarted { .. }
@@ -79,39 +67,28 @@ pub(super) fn messages(items: &[Item]) -> Vec<Message<'_>> {
             | Item::TurnEnded { .. } => {}
         }
     }
-    close_calls(&mut list, &mut open);
-    if !matches!(list.last(), Some(Message::User { .. })) {
-        add_text(&mut list, "[go on]".into());
+    round.close_calls(&mut open);
+    if round.is_open() {
+        round.add_text("[go on]");
     }
-    list
+    rounds.push(round);
+    rounds
 }
 
-fn add_text<'a>(list: &mut Vec<Message<'a>>, text: Cow<'a, str>) {
-    match list.last_mut() {
-        _ if text.trim().is_empty() => {}
-        Some(Message::User { texts, .. }) => texts.push(text),
-        Some(Message::Assistant(_)) | None => {
-            list.push(Message::User { answers: Vec::new(), texts: vec![text] });
-        }
+impl<'a> Round<'a> {
+    /// Whether nothing is said to the model yet.
+    fn is_open(&self) -> bool {
+        self.answers.is_empty() && self.texts.is_empty()
     }
-}
 
-fn add_answer<'a>(list: &mut Vec<Message<'a>>, mut answer: ToolAnswer<'a>) {
-    if answer.text.trim().is_empty() {
-        answer.text = "(no output)"; // an empty answer is refused by some, and puzzles every model
+    fn add_text(&mut self, text: impl Into<Cow<'a, str>>) {
+        let text = text.into();
+        self.texts.extend(Some(text).filter(|text| !text.trim().is_empty()));
     }
-    match list.last_mut() {
-        Some(Message::User { answers, .. }) => answers.push(answer),
-        Some(Message::Assistant(_)) | None => {
-            list.push(Message::User { answers: vec![answer], texts: Vec::new() });
-        }
-    }
-}
 
-fn close_calls<'a>(list: &mut Vec<Message<'a>>, open: &mut Vec<&'a str>) {
-    for id in open.drain(..) {
+    fn close_calls(&mut self, open: &mut Vec<&'a str>) {
         let text = "no result was recorded: the call may or may not have been carried out";
-        add_answer(list, ToolAnswer { id, ok: false, text });
+        self.answers.extend(open.drain(..).map(|id| ToolAnswer { id, ok: false, text }));
     }
 }
 
@@ -177,25 +154,22 @@ pub(crate) mod tests {
 
     /// `U[answers|texts]` and `A[texts+calls]`, for short rows.
     fn sketch(items: &[Item]) -> String {
-        let one = |message: &Message<'_>| match message {
-            Message::User { answers, texts } => {
-                let answers: Vec<_> =
-                    answers.iter().map(|a| format!("{}{}", a.id, if a.ok { "" } else { "!" })).collect();
-                let texts: Vec<_> = texts.iter().map(|text| text.lines().last().unwrap_or("")).collect();
-                format!("U[{}|{}]", answers.join(","), texts.join(","))
-            }
-            Message::Assistant(replies) => {
-                let replies: Vec<_> = replies
-                    .iter()
-                    .map(|reply| {
-                        let ids: Vec<_> = reply.tool_calls.iter().map(|call| call.id.as_str()).collect();
-                        format!("{}+{}", reply.text, ids.join("+"))
-                    })
-                    .collect();
-                format!("A[{}]", replies.join(","))
-            }
+        let replies = |round: &Round<'_>| {
+            let one = |reply: &&AssistantMessage| {
+                let ids: Vec<_> = reply.tool_calls.iter().map(|call| call.id.as_str()).collect();
+                format!("{}+{}", reply.text, ids.join("+"))
+            };
+            let replies: Vec<_> = round.replies.iter().map(one).collect();
+            (!replies.is_empty()).then(|| format!("A[{}]", replies.join(",")))
         };
-        messages(items).iter().map(one).collect::<Vec<_>>().join(" ")
+        let told = |round: &Round<'_>| {
+            let answers = round.answers.iter().map(|a| format!("{}{}", a.id, if a.ok { "" } else { "!" }));
+            let answers: Vec<_> = answers.collect();
+            let texts: Vec<_> = round.texts.iter().map(|text| text.lines().last().unwrap_or("")).collect();
+            format!("U[{}|{}]", answers.join(","), texts.join(","))
+        };
+        let parts = rounds(items).into_iter().flat_map(|round| [replies(&round), Some(told(&round))]);
+        parts.flatten().collect::<Vec<_>>().join(" ")
     }
 
     #[test]
@@ -231,9 +205,9 @@ pub(crate) mod tests {
     fn a_message_of_a_pod_names_the_pod() {
         let from = Some(PodId::new("main").unwrap());
         let items = [Item::Input { text: "do it".into(), from }];
-        let list = messages(&items);
-        let [Message::User { texts, .. }] = list.as_slice() else { panic!() };
-        assert_eq!(texts.as_slice(), ["[message from pod \"main\"]\ndo it"]);
+        let list = rounds(&items);
+        let [round] = list.as_slice() else { panic!() };
+        assert_eq!(round.texts.as_slice(), ["[message from pod \"main\"]\ndo it"]);
     }
 
     #[test]

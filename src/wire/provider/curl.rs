@@ -48,10 +48,6 @@ pub(super) struct Head {
 #[derive(Debug)]
 pub(super) struct Exchange {
     pub(super) child: Child,
-    /// Declared behind `child`, so that curl is gone before the file.
-    _body: RequestFile,
-    host: String,
-    connect: Duration,
     /// What came in one piece with the head.
     pending: Vec<u8>,
 }
@@ -75,14 +71,13 @@ impl Exchange {
         body: &str,
     ) -> Result<Exchange, Failure> {
         let body = RequestFile::write(&curl.private_dir, body.as_bytes())?;
-        let connect = curl.patience.connect;
-        let seconds = format!("{:.3}", connect.as_secs_f64());
-        let program = Program::new(&curl.program, OPTIONS.split(' ').chain([seconds.as_str()]))
+        let connect = format!("{:.3}", curl.patience.connect.as_secs_f64());
+        let program = Program::new(&curl.program, OPTIONS.split(' ').chain([connect.as_str()]))
             .only_env(environment(&curl.hidden_variables))
             .input(config(url, headers, &body.path));
-        let child = Child::start(program, host, curl.patience)
-            .map_err(|error| Failure::Final(format!("cannot start curl: {error}; is it installed?")))?;
-        Ok(Exchange { child, _body: body, host: host.to_owned(), connect, pending: Vec::new() })
+        Child::start(program, body, host, curl.patience)
+            .map(|child| Exchange { child, pending: Vec::new() })
+            .map_err(|error| Failure::Final(format!("cannot start curl: {error}; is it installed?")))
     }
 
     /// Waits for status and headers of the answer. To be called once, before `piece`.
@@ -95,7 +90,7 @@ impl Exchange {
                 return Ok(head);
             }
         }
-        Err(Failure::retry(format!("{} closed the connection without an answer", self.host)))
+        Err(Failure::retry(format!("{} closed the connection without an answer", self.child.name)))
     }
 
     /// The next piece of the answer's body; `None` at its proper end.
@@ -109,22 +104,10 @@ impl Exchange {
         match self.child.finish() {
             (Some(status), _) if status.success() => Ok(None),
             (status, said) => {
-                Err(curl_failure(status.and_then(|status| status.code()), &said, &self.host, self.connect))
+                let code = status.and_then(|status| status.code());
+                Err(curl_failure(code, &said, &self.child.name, self.child.patience.connect))
             }
         }
-    }
-
-    /// The rest of the body, as far as it comes, at most about `bytes_max`; fails only when cancelled.
-    pub(super) fn rest(&mut self, bytes_max: usize, cancel: &Cancel) -> Result<Vec<u8>, Failure> {
-        let mut body = Vec::new();
-        while body.len() < bytes_max {
-            match self.piece(cancel) {
-                Ok(Some(piece)) => body.extend(piece),
-                Err(Failure::Cancelled) => return Err(Failure::Cancelled),
-                Ok(None) | Err(_) => break,
-            }
-        }
-        Ok(body)
     }
 }
 

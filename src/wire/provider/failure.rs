@@ -40,9 +40,8 @@ const STATUS_SIGNS: [(u16, &str); 11] = [
 pub(super) struct Asked<'a> {
     /// Where the key comes from.
     pub(super) key: &'a str,
-    /// The model.
     pub(super) model: &'a str,
-    /// The address, without user, password and query.
+    /// Without user, password and query.
     pub(super) address: &'a str,
 }
 

@@ -12,7 +12,7 @@ use crate::store::manifest::ProviderSettings;
 use crate::sys::clock::now_seconds;
 use crate::sys::wait::Cancel;
 use crate::wire::provider::child::Patience;
-use crate::wire::provider::curl::{Curl, Exchange, Headers, check_header, find_curl};
+use crate::wire::provider::curl::{Curl, Exchange, Head, Headers, check_header, find_curl};
 use crate::wire::provider::failure::{Asked, message_of_body, of_status, retry_after};
 use crate::wire::provider::key::{KeySource, Secret};
 use crate::wire::provider::reply::{Progress, Reply, Trouble};
@@ -28,12 +28,13 @@ const ERROR_BODY_BYTES_MAX: usize = 64 << 10;
 /// Once the reply is whole, the server gets this long to close its side by itself.
 const FAREWELL: Duration = Duration::from_millis(50);
 
+/// Takes every key out of a text.
+type Mask<'a> = &'a dyn Fn(String) -> String;
+
 /// Which protocol is spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
-    /// Anthropic Messages.
     Anthropic,
-    /// OpenAI Chat Completions.
     Openai,
 }
 
@@ -48,7 +49,7 @@ pub(super) struct Http {
     key: KeySource,
     model: String,
     max_tokens: Option<u64>,
-    curl: Curl,
+    pub(super) curl: Curl,
 }
 
 impl Http {
@@ -90,11 +91,6 @@ impl Http {
         })
     }
 
-    /// Lets it wait as long as this.
-    pub(super) fn set_patience(&mut self, patience: Patience) {
-        self.curl.patience = patience;
-    }
-
     /// One attempt.
     pub(super) fn request(
         &self,
@@ -133,18 +129,13 @@ impl Http {
     fn follow(
         &self,
         mut exchange: Exchange,
-        mask: &dyn Fn(String) -> String,
+        mask: Mask<'_>,
         cancel: &Cancel,
         on_text: OnText<'_>,
     ) -> Outcome {
         let head = exchange.head(cancel)?;
         if head.status != 200 {
-            // The status alone tells enough where the body breaks off.
-            let body = exchange.rest(ERROR_BODY_BYTES_MAX, cancel)?;
-            let wait = head.headers.iter().find(|(name, _)| name == "retry-after");
-            let wait = wait.and_then(|(_, value)| retry_after(value, now_seconds()));
-            // Masked before it is cut: half a key at the end would not be found any more.
-            return Err(self.judge(head.status, &mask(message_of_body(&body)), wait));
+            return Err(self.refusal(exchange, &head, mask, cancel));
         }
         let (mut reply, mut framer) = (Reply::default(), Framer::default());
         let (mut form, mut unread) = (Form::Unknown, Vec::new());
@@ -202,6 +193,21 @@ impl Http {
         Err(broken.unwrap_or_else(|| Failure::retry(reason)))
     }
 
+    /// What an answer other than 200 means; the status alone tells enough where the body breaks off.
+    fn refusal(&self, mut exchange: Exchange, head: &Head, mask: Mask<'_>, cancel: &Cancel) -> Failure {
+        let mut body = Vec::new();
+        while let (Ok(Some(piece)), true) = (exchange.piece(cancel), body.len() < ERROR_BODY_BYTES_MAX) {
+            body.extend(piece);
+        }
+        if cancel.is_set() {
+            return Failure::Cancelled;
+        }
+        let wait = head.headers.iter().find(|(name, _)| name == "retry-after");
+        let wait = wait.and_then(|(_, value)| retry_after(value, now_seconds()));
+        // Masked before it is cut: half a key at the end would not be found any more.
+        self.judge(head.status, &mask(message_of_body(&body)), wait)
+    }
+
     fn judge(&self, status: u16, message: &str, wait: Option<Duration>) -> Failure {
         let asked = Asked { key: &self.key.to_string(), model: &self.model, address: &self.address.shown };
         of_status(status, message, wait, asked)
@@ -249,31 +255,38 @@ fn may_be_secret(name: &str) -> bool {
 
 /// The headers of the settings and ours; what the settings say goes before what we would say.
 fn all_headers(dialect: Dialect, given: &Headers, key: Option<&Secret>) -> Headers {
-    let key = key.map(Secret::reveal);
-    let (version, key) = match dialect {
-        Dialect::Anthropic => (
-            Some(("anthropic-version", anthropic::VERSION.to_owned())),
-            key.map(|key| ("x-api-key", key.to_owned())),
-        ),
-        Dialect::Openai => (None, key.map(|key| ("authorization", format!("Bearer {key}")))),
+    let mut headers = given.clone();
+    let mut add = |name: &str, value: &str| {
+        if !given.iter().any(|(given, _)| given.eq_ignore_ascii_case(name)) {
+            headers.push((name.to_owned(), Secret::new(value)));
+        }
     };
-    let ours = [
-        ("content-type", "application/json".to_owned()),
-        ("accept", "text/event-stream, application/json".to_owned()),
-        ("user-agent", concat!("insomnia/", env!("CARGO_PKG_VERSION")).to_owned()),
-    ];
-    let is_free = |name: &str| !given.iter().any(|(given, _)| given.eq_ignore_ascii_case(name));
-    let ours = ours.into_iter().chain(version).chain(key).filter(|(name, _)| is_free(name));
-    given.iter().cloned().chain(ours.map(|(name, value)| (name.to_owned(), Secret::new(value)))).collect()
+    add("content-type", "application/json");
+    add("accept", "text/event-stream, application/json");
+    add("user-agent", concat!("insomnia/", env!("CARGO_PKG_VERSION")));
+    if dialect == Dialect::Anthropic {
+        add("anthropic-version", anthropic::VERSION);
+    }
+    match (dialect, key.map(Secret::reveal)) {
+        (_, None) => {}
+        (Dialect::Anthropic, Some(key)) => add("x-api-key", key),
+        (Dialect::Openai, Some(key)) => add("authorization", &format!("Bearer {key}")),
+    }
+    headers
 }
 
 /// Where to post, for a base address with or without a path; a query such as Azure's `api-version` stays.
 fn endpoint(dialect: Dialect, base_url: &str) -> String {
     let (base, query) = base_url.split_at(base_url.find('?').unwrap_or(base_url.len()));
     let base = base.trim_end_matches('/');
+    let has_path = base.split_once("://").is_some_and(|(_, rest)| rest.contains('/'));
     let path = match dialect {
-        Dialect::Anthropic => anthropic::path_behind(base),
-        Dialect::Openai => openai::path_behind(base),
+        Dialect::Anthropic if base.ends_with("/messages") => "",
+        Dialect::Anthropic if base.ends_with("/v1") => "/messages",
+        Dialect::Anthropic => "/v1/messages",
+        Dialect::Openai if base.ends_with("/chat/completions") => "",
+        Dialect::Openai if has_path => "/chat/completions",
+        Dialect::Openai => "/v1/chat/completions",
     };
     format!("{base}{path}{query}")
 }
@@ -281,11 +294,10 @@ fn endpoint(dialect: Dialect, base_url: &str) -> String {
 /// The parts of an address that sentences need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Address {
-    /// Host and port.
+    /// With the port.
     host: String,
     /// Without user, password and query.
     shown: String,
-    /// Whether it never leaves this machine.
     is_local: bool,
 }
 

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use crate::wire::provider::ModelRequest;
-use crate::wire::provider::conversation::{Message, clean_name, messages, set};
+use crate::wire::provider::conversation::{Round, clean_name, rounds, set};
 use crate::wire::provider::reply::{PartialCall, Progress, Reply, Trouble, at, event_of, text_of};
 use crate::words::message::{Stop, ToolCall, Usage};
 
@@ -19,25 +19,13 @@ const NAME_BYTES_MAX: usize = 64;
 /// Longest id of a call that the API takes.
 const ID_BYTES_MAX: usize = 40;
 
-/// The path behind a base address, which may have one already.
-pub(super) fn path_behind(base_url: &str) -> &'static str {
-    let has_path = base_url.split_once("://").is_some_and(|(_, rest)| rest.contains('/'));
-    match base_url {
-        base if base.ends_with("/chat/completions") => "",
-        _ if has_path => "/chat/completions",
-        _ => "/v1/chat/completions",
-    }
-}
-
 /// The body of a request. `limit` is the limit of a reply's tokens, with the name that the server has for it.
 pub(super) fn request_body(model: &str, limit: Option<(&str, u64)>, request: &ModelRequest<'_>) -> Value {
     let mut list = Vec::new();
     if !request.system.trim().is_empty() {
         list.push(json!({"role": "system", "content": request.system}));
     }
-    for message in messages(request.items) {
-        add_message(&mut list, &message);
-    }
+    rounds(request.items).iter().for_each(|round| add_messages(&mut list, round));
     let mut body = json!({
         "model": model, "messages": list, "stream": true, "stream_options": {"include_usage": true}
     });
@@ -54,28 +42,24 @@ pub(super) fn request_body(model: &str, limit: Option<(&str, u64)>, request: &Mo
     body
 }
 
-fn add_message(list: &mut Vec<Value>, message: &Message<'_>) {
-    match message {
-        Message::User { answers, texts } => {
-            list.extend(answers.iter().map(|answer| {
-                let id = clean_name(answer.id, ID_BYTES_MAX);
-                json!({"role": "tool", "tool_call_id": id, "content": answer.text})
-            }));
-            if !texts.is_empty() {
-                list.push(json!({"role": "user", "content": texts.join("\n\n")}));
-            }
+fn add_messages(list: &mut Vec<Value>, round: &Round<'_>) {
+    if !round.replies.is_empty() {
+        let texts = round.replies.iter().map(|reply| reply.text.as_str());
+        let texts: Vec<&str> = texts.filter(|text| !text.trim().is_empty()).collect();
+        let content = if texts.is_empty() { Value::Null } else { texts.join("\n\n").into() };
+        let mut message = json!({"role": "assistant", "content": content});
+        let calls: Vec<Value> = round.replies.iter().flat_map(|reply| &reply.tool_calls).map(call).collect();
+        if !calls.is_empty() {
+            set(&mut message, "tool_calls", calls.into());
         }
-        Message::Assistant(replies) => {
-            let texts = replies.iter().map(|reply| reply.text.as_str());
-            let texts: Vec<&str> = texts.filter(|text| !text.trim().is_empty()).collect();
-            let calls: Vec<Value> = replies.iter().flat_map(|reply| &reply.tool_calls).map(call).collect();
-            let content = if texts.is_empty() { Value::Null } else { texts.join("\n\n").into() };
-            let mut message = json!({"role": "assistant", "content": content});
-            if !calls.is_empty() {
-                set(&mut message, "tool_calls", calls.into());
-            }
-            list.push(message);
-        }
+        list.push(message);
+    }
+    list.extend(round.answers.iter().map(|answer| {
+        let id = clean_name(answer.id, ID_BYTES_MAX);
+        json!({"role": "tool", "tool_call_id": id, "content": answer.text})
+    }));
+    if !round.texts.is_empty() {
+        list.push(json!({"role": "user", "content": round.texts.join("\n\n")}));
     }
 }
 
