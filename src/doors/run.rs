@@ -167,12 +167,13 @@ fn follow_root(machine: &Machine, given: &Given, root: &Address) -> Result<bool>
 
 fn give_task(root: &Address, task: String) -> Result<()> {
     let bytes = task.len();
-    client::ask::<RunReply>(root, None, Method::Run { input: task }).map(|_| ()).map_err(|error| match error {
-        Error::Peer(refusal) if refusal.code == ErrorCode::TooLarge => Error::told(format!(
+    let given = client::ask::<RunReply>(root, None, Method::Run { input: task });
+    if matches!(&given, Err(Error::Peer(refusal)) if refusal.code == ErrorCode::TooLarge) {
+        return Err(Error::told(format!(
             "the task has {bytes} bytes, more than a request line may have ({MAX_LINE_BYTES}); put it into a file and name the file"
-        )),
-        other => other,
-    })
+        )));
+    }
+    given.map(|_| ())
 }
 
 /// Ends the pod and all below it; one that cannot be ended is named.

@@ -103,6 +103,8 @@ impl Failure {
 
 /// Hears each piece of text as it comes.
 pub type OnText<'a> = &'a mut dyn FnMut(&str);
+/// The environment, by the names of its variables.
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// The outcome of one request.
 pub type Outcome = Result<AssistantMessage, Failure>;
 
@@ -142,15 +144,10 @@ impl Provider {
         Provider::with_lookup(settings, pod, &|name| std::env::var(name).ok())
     }
 
-    fn with_lookup(
-        settings: &ProviderSettings,
-        pod: ProviderPlace,
-        lookup: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Provider> {
+    fn with_lookup(settings: &ProviderSettings, pod: ProviderPlace, lookup: Lookup) -> Result<Provider> {
         let kind = settings.kind.ok_or_else(no_provider)?;
         let model = settings.model.clone().unwrap_or_else(|| default_model(kind).to_owned());
-        let http =
-            |dialect, private_dir| Http::new(dialect, settings, model, private_dir, lookup).map(Box::new);
+        let http = |dialect, place| Http::new(dialect, settings, model, place, lookup).map(Box::new);
         let backend = match kind {
             ProviderKind::Anthropic => Backend::Http(http(Dialect::Anthropic, pod.private_dir)?),
             ProviderKind::Openai => Backend::Http(http(Dialect::Openai, pod.private_dir)?),
@@ -179,10 +176,7 @@ impl Provider {
         Provider::choose_from(settings, &|name| std::env::var(name).ok())
     }
 
-    fn choose_from(
-        settings: &ProviderSettings,
-        lookup: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<ProviderSettings> {
+    fn choose_from(settings: &ProviderSettings, lookup: Lookup) -> Result<ProviderSettings> {
         let set =
             |name: &str| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
         let anthropic = || set("ANTHROPIC_API_KEY").map(|_| ProviderKind::Anthropic);
@@ -277,15 +271,15 @@ fn read_script(path: &Path, pod: &ProviderPlace) -> Result<Script> {
 }
 
 fn check_command(command: &[String]) -> Result<Vec<String>> {
-    match command.first().filter(|program| !program.is_empty()) {
-        None => Err(Error::told(
-            "the provider kind \"command\" needs \"command\", a list of the program and its arguments",
-        )),
-        Some(program) if program.starts_with('/') && !Path::new(program).is_file() => Err(Error::told(
-            format!("the model program \"{}\" does not exist; correct \"command\"", harmless_line(program)),
-        )),
-        Some(_) => Ok(command.to_vec()),
-    }
+    let fault = match command.first().map_or("", String::as_str) {
+        "" => "the provider kind \"command\" needs \"command\", a list of the program and its arguments"
+            .to_owned(),
+        program if program.starts_with('/') && !Path::new(program).is_file() => {
+            format!("the model program \"{}\" does not exist; correct \"command\"", harmless_line(program))
+        }
+        _ => return Ok(command.to_vec()),
+    };
+    Err(Error::told(fault))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use crate::sys::confine::{self, View};
 use crate::sys::process::{self, Program};
 use crate::sys::supervise::{self, Ended};
-use crate::sys::wait::{Cancel, Ready, ReadyEither, wait_readable, wait_readable_either};
+use crate::sys::wait::{Cancel, Ready, wait_readable};
 use crate::words::error::{Error, Result};
 
 /// The only arguments of the two helpers.
@@ -264,7 +264,7 @@ impl Kept {
 
     /// Reads one piece, if one comes in time; `false` at the end of the output.
     fn read(&mut self, output: &mut File, deadline: Instant) -> io::Result<bool> {
-        if wait_readable(output.as_fd(), None, deadline)? != Ready::Readable {
+        if wait_readable(output.as_fd(), None, None, deadline)? != Ready::Readable {
             return Ok(true);
         }
         let mut buffer = [0; 64 << 10];
@@ -282,12 +282,12 @@ impl Kept {
         deadline: Instant,
     ) -> io::Result<Option<Outcome>> {
         loop {
-            match wait_readable_either(output.as_fd(), Some(helper.as_fd()), cancel, deadline)? {
-                ReadyEither::First if Instant::now() >= deadline => return Ok(Some(Outcome::TimedOut)),
-                ReadyEither::First if self.read(output, deadline)? => {}
-                ReadyEither::First | ReadyEither::Second => return Ok(None),
-                ReadyEither::Cancelled => return Ok(Some(Outcome::Cancelled)),
-                ReadyEither::TimedOut => return Ok(Some(Outcome::TimedOut)),
+            match wait_readable(output.as_fd(), Some(helper.as_fd()), cancel, deadline)? {
+                Ready::Readable if Instant::now() >= deadline => return Ok(Some(Outcome::TimedOut)),
+                Ready::Readable if self.read(output, deadline)? => {}
+                Ready::Readable | Ready::OtherReadable => return Ok(None),
+                Ready::Cancelled => return Ok(Some(Outcome::Cancelled)),
+                Ready::TimedOut => return Ok(Some(Outcome::TimedOut)),
             }
         }
     }

@@ -6,9 +6,7 @@ use serde_json::{Value, json};
 
 use crate::wire::provider::ModelRequest;
 use crate::wire::provider::conversation::{Round, ToolAnswer, clean_name, rounds, set};
-use crate::wire::provider::reply::{
-    PartialCall, Progress, Reply, TOOL_CALLS_MAX, Trouble, at, event_of, text_of,
-};
+use crate::wire::provider::reply::{PartialCall, Progress, Reply, Trouble, at, event_of, text_of};
 use crate::words::message::{Stop, Usage};
 
 /// The model when the settings name none.
@@ -81,7 +79,7 @@ pub fn take(reply: &mut Reply, data: &str) -> Result<Progress, Trouble> {
     let index = at(event, "/index").as_u64().unwrap_or(0);
     match text_of(event, "type") {
         "message_start" => take_usage(reply, at(event, "/message/usage")),
-        "content_block_start" => start_block(reply, index, at(event, "/content_block"))?,
+        "content_block_start" => start_block(reply, index, at(event, "/content_block")),
         "content_block_delta" => add_to_block(reply, index, at(event, "/delta"))?,
         "message_delta" => {
             reply.stop = at(event, "/delta/stop_reason").as_str().map(stop_of).or(reply.stop);
@@ -91,7 +89,7 @@ pub fn take(reply: &mut Reply, data: &str) -> Result<Progress, Trouble> {
         "message" => {
             // The reply of a server that does not stream.
             for (index, block) in (0..).zip(at(event, "/content").as_array().into_iter().flatten()) {
-                start_block(reply, index, block)?;
+                start_block(reply, index, block);
             }
             reply.stop = at(event, "/stop_reason").as_str().map(stop_of);
             take_usage(reply, at(event, "/usage"));
@@ -112,10 +110,7 @@ fn take_usage(reply: &mut Reply, report: &Value) {
     reply.usage = Usage { input_tokens, output_tokens: reply.count("output_tokens"), cached_tokens };
 }
 
-fn start_block(reply: &mut Reply, index: u64, block: &Value) -> Result<(), Trouble> {
-    if reply.blocks.len() >= 2 * TOOL_CALLS_MAX {
-        return Err(Trouble::broken("the reply has more blocks than any model writes"));
-    }
+fn start_block(reply: &mut Reply, index: u64, block: &Value) {
     if text_of(block, "type") == "text" {
         if !reply.text.is_empty() {
             reply.text.push_str("\n\n");
@@ -123,7 +118,6 @@ fn start_block(reply: &mut Reply, index: u64, block: &Value) -> Result<(), Troub
         reply.text.push_str(text_of(block, "text"));
     }
     reply.blocks.push((index, block.clone()));
-    Ok(())
 }
 
 fn add_to_block(reply: &mut Reply, index: u64, delta: &Value) -> Result<(), Trouble> {
@@ -153,16 +147,11 @@ fn end(reply: &mut Reply) -> Result<Progress, Trouble> {
         if is_reasoning(&block) {
             reply.thinking.push(block);
         } else if text_of(&block, "type") == "tool_use" {
-            let text = |name| text_of(&block, name).to_owned();
-            let (id, name, arguments) = (text("id"), text("name"), text("partial_json"));
+            let [id, name, arguments] =
+                ["id", "name", "partial_json"].map(|name| text_of(&block, name).to_owned());
             // A server that does not stream arguments gives them at the start.
-            reply.add_call(PartialCall {
-                index: None,
-                id,
-                name,
-                arguments,
-                given: at(&block, "/input").clone(),
-            })?;
+            let given = at(&block, "/input").clone();
+            reply.add_call(PartialCall { index: None, id, name, arguments, given })?;
         }
     }
     reply.is_complete = true;

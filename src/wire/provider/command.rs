@@ -33,12 +33,7 @@ pub(super) struct CommandModel {
 
 impl CommandModel {
     /// One request.
-    pub(super) fn request(
-        &self,
-        request: &ModelRequest<'_>,
-        cancel: &Cancel,
-        on_text: OnText<'_>,
-    ) -> Outcome {
+    pub(super) fn request(&self, request: &ModelRequest, cancel: &Cancel, on_text: OnText) -> Outcome {
         let mut child = self.start(request)?;
         let (mut reply, mut line) = (Reply::default(), Vec::new());
         while let Some(piece) = child.piece(cancel)? {

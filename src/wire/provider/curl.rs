@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use crate::sys::process::Program;
 use crate::sys::wait::Cancel;
-use crate::wire::provider::Failure;
 use crate::wire::provider::child::{Child, Patience, RequestFile};
 use crate::wire::provider::key::Secret;
+use crate::wire::provider::{Failure, Lookup};
 use crate::words::error::{Error, Result};
 use crate::words::text::{cut_end, harmless_line};
 
@@ -27,6 +27,9 @@ const OPTIONS: &str = "-q --no-buffer --silent --show-error --include --suppress
 #[derive(Debug, Clone)]
 pub(super) struct Curl {
     pub(super) program: PathBuf,
+    pub(super) url: Secret,
+    /// Whom sentences speak of.
+    pub(super) host: String,
     /// The 0700 directory for bodies.
     pub(super) private_dir: PathBuf,
     /// Variables of our environment that curl does not get: keys.
@@ -53,7 +56,7 @@ pub(super) struct Exchange {
 }
 
 /// The program `curl` in one of the absolute places of PATH.
-pub(super) fn find_curl(lookup: &dyn Fn(&str) -> Option<String>) -> Result<PathBuf> {
+pub(super) fn find_curl(lookup: Lookup) -> Result<PathBuf> {
     let path = lookup("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
     let places = std::env::split_paths(&path).filter(|place| place.is_absolute());
     places.map(|place| place.join("curl")).find(|program| program.is_file()).ok_or_else(|| {
@@ -62,20 +65,14 @@ pub(super) fn find_curl(lookup: &dyn Fn(&str) -> Option<String>) -> Result<PathB
 }
 
 impl Exchange {
-    /// Starts curl; `host` is whom sentences speak of.
-    pub(super) fn start(
-        curl: &Curl,
-        url: &Secret,
-        host: &str,
-        headers: &Headers,
-        body: &str,
-    ) -> Result<Exchange, Failure> {
+    /// Starts curl.
+    pub(super) fn start(curl: &Curl, headers: &Headers, body: &str) -> Result<Exchange, Failure> {
         let body = RequestFile::write(&curl.private_dir, body.as_bytes())?;
         let connect = format!("{:.3}", curl.patience.connect.as_secs_f64());
         let program = Program::new(&curl.program, OPTIONS.split(' ').chain([connect.as_str()]))
             .only_env(environment(&curl.hidden_variables))
-            .input(config(url, headers, &body.path));
-        Child::start(program, body, host, curl.patience)
+            .input(config(&curl.url, headers, &body.path));
+        Child::start(program, body, &curl.host, curl.patience)
             .map(|child| Exchange { child, pending: Vec::new() })
             .map_err(|error| Failure::Final(format!("cannot start curl: {error}; is it installed?")))
     }

@@ -12,8 +12,6 @@ use crate::words::text::{cut_end, harmless_line};
 
 /// A provider's own words are cut at this length, in bytes.
 pub(super) const MESSAGE_BYTES_MAX: usize = 1024;
-/// Source: RFC 9110, section 5.6.7; the only form of a date that a server may send.
-const DATE_FORM: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
 /// Parts of words that say that the conversation does not fit into the model. Collected from the public
 /// documentation and source of Anthropic, OpenAI, Azure, OpenRouter, vLLM, llama.cpp and Ollama. A refused
 /// `max_tokens` alone is none of these.
@@ -133,23 +131,22 @@ pub fn retry_after(value: &str, now_seconds: u64) -> Option<Duration> {
 }
 
 /// Seconds since 1970 of a date such as `Sun, 06 Nov 1994 08:49:37 GMT`.
+///
+/// Source: RFC 9110, section 5.6.7; the only form of a date that a server may send.
 #[must_use]
 pub fn parse_http_date(text: &str) -> Option<u64> {
-    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
-    if text.len() != DATE_FORM.len() || !text.ends_with(" GMT") || text.get(3..5) != Some(", ") {
-        return None;
-    }
-    let number = |from: usize, to: usize| {
-        let digits = text.get(from..to)?;
-        if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse::<u64>().ok() } else { None }
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let parts: Vec<&str> = text.strip_suffix(" GMT")?.split_once(", ")?.1.split([' ', ':']).collect();
+    let &[day, month, year, hour, minute, second] = parts.as_slice() else { return None };
+    let month = MONTHS.iter().position(|name| *name == month)? as u64 + 1;
+    let number = |digits: &str, range: std::ops::RangeInclusive<u64>| {
+        let number = digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())??;
+        range.contains(&number).then_some(number)
     };
-    let month = (0..12).find(|month| text.get(8..11) == MONTHS.get(3 * month..3 * month + 3))? as u64 + 1;
-    let (day, year) = (number(5, 7)?, number(12, 16)?);
-    let (hour, minute, second) = (number(17, 19)?, number(20, 22)?, number(23, 25)?);
-    if !(1..=31).contains(&day) || year < 1970 || hour > 23 || minute > 59 || second > 60 {
-        return None;
-    }
-    Some(((days_since_1970(year, month, day) * 24 + hour) * 60 + minute) * 60 + second)
+    let days = days_since_1970(number(year, 1970..=9999)?, month, number(day, 1..=31)?);
+    let hours = days * 24 + number(hour, 0..=23)?;
+    Some((hours * 60 + number(minute, 0..=59)?) * 60 + number(second, 0..=60)?)
 }
 
 /// Days from 1970-01-01 to this day of the Gregorian calendar; years begin in March, the leap day is the last.
@@ -163,6 +160,7 @@ fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
 mod tests {
     use super::*;
 
+    const DATE_FORM: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
     const ASKED: Asked<'_> = Asked { key: "the key in the variable K", model: "m", address: "http://h/v1" };
 
     #[test]

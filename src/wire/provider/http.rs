@@ -17,7 +17,7 @@ use crate::wire::provider::failure::{Asked, message_of_body, of_status, retry_af
 use crate::wire::provider::key::{KeySource, Secret};
 use crate::wire::provider::reply::{Progress, Reply, Trouble};
 use crate::wire::provider::sse::{Framer, MAX_EVENT_BYTES};
-use crate::wire::provider::{Failure, ModelRequest, OnText, Outcome, anthropic, openai};
+use crate::wire::provider::{Failure, Lookup, ModelRequest, OnText, Outcome, anthropic, openai};
 use crate::words::error::{Error, Result};
 use crate::words::text::harmless_line;
 
@@ -42,7 +42,6 @@ pub(super) enum Dialect {
 #[derive(Debug, Clone)]
 pub(super) struct Http {
     dialect: Dialect,
-    url: Secret,
     address: Address,
     /// Headers of the settings.
     given: Headers,
@@ -59,7 +58,7 @@ impl Http {
         settings: &ProviderSettings,
         model: String,
         private_dir: PathBuf,
-        lookup: &dyn Fn(&str) -> Option<String>,
+        lookup: Lookup,
     ) -> Result<Http> {
         let (default_url, variable) = match dialect {
             Dialect::Anthropic => (anthropic::DEFAULT_BASE_URL, "ANTHROPIC_API_KEY"),
@@ -76,28 +75,24 @@ impl Http {
         let keys = ["ANTHROPIC_API_KEY", "OPENAI_API_KEY"].into_iter().chain(settings.api_key_env.as_deref());
         Ok(Http {
             dialect,
-            url: Secret::new(endpoint(dialect, base_url)),
-            address,
             given: given_headers(&settings.headers).map_err(Error::told)?,
             key,
             model,
             max_tokens: settings.max_tokens,
             curl: Curl {
                 program: find_curl(lookup)?,
+                url: Secret::new(endpoint(dialect, base_url)),
+                host: address.host.clone(),
                 private_dir,
                 hidden_variables: keys.map(str::to_owned).collect(),
                 patience: Patience::default(),
             },
+            address,
         })
     }
 
     /// One attempt.
-    pub(super) fn request(
-        &self,
-        request: &ModelRequest<'_>,
-        cancel: &Cancel,
-        on_text: OnText<'_>,
-    ) -> Outcome {
+    pub(super) fn request(&self, request: &ModelRequest, cancel: &Cancel, on_text: OnText) -> Outcome {
         let key = self.key.read().map_err(|error| Failure::Final(error.to_string()))?;
         let secrets = self.given.iter().filter(|(name, _)| may_be_secret(name)).map(|(_, value)| value);
         let secrets: Vec<&Secret> = key.iter().chain(secrets).collect();
@@ -105,7 +100,7 @@ impl Http {
         let headers = all_headers(self.dialect, &self.given, key.as_ref());
         let body = self.body(request).to_string();
         log::debug!("model request {} to {}: {} bytes", request.number, self.address.shown, body.len());
-        Exchange::start(&self.curl, &self.url, &self.address.host, &headers, &body)
+        Exchange::start(&self.curl, &headers, &body)
             .and_then(|exchange| self.follow(exchange, &mask, cancel, on_text))
             .map_err(|failure| failure.map(mask))
     }
@@ -113,8 +108,8 @@ impl Http {
     fn body(&self, request: &ModelRequest<'_>) -> Value {
         let tokens = self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         // OpenAI's and Azure's newer models refuse `max_tokens`, which every other server knows.
-        let is_itself = |name: &&str| self.address.host.ends_with(name);
-        let limit = match ["api.openai.com", ".openai.azure.com"].iter().any(is_itself) {
+        let host = &self.address.host;
+        let limit = match host.ends_with("api.openai.com") || host.ends_with(".openai.azure.com") {
             true => Some(("max_completion_tokens", tokens)),
             // Unsaid, the server decides: a local one with a small context would refuse a large limit.
             false => self.max_tokens.map(|tokens| ("max_tokens", tokens)),
@@ -126,13 +121,7 @@ impl Http {
     }
 
     /// Reads the answer to its end.
-    fn follow(
-        &self,
-        mut exchange: Exchange,
-        mask: Mask<'_>,
-        cancel: &Cancel,
-        on_text: OnText<'_>,
-    ) -> Outcome {
+    fn follow(&self, mut exchange: Exchange, mask: Mask, cancel: &Cancel, on_text: OnText) -> Outcome {
         let head = exchange.head(cancel)?;
         if head.status != 200 {
             return Err(self.refusal(exchange, &head, mask, cancel));
@@ -174,10 +163,10 @@ impl Http {
         };
         let last = match form {
             Form::Page => {
-                return Err(Failure::Final(format!(
-                    "{} answers with a web page, not as a model provider does; check \"base_url\"",
-                    self.address.shown
-                )));
+                let shown = &self.address.shown;
+                let told =
+                    format!("{shown} answers with a web page, not as a model provider; check \"base_url\"");
+                return Err(Failure::Final(told));
             }
             Form::Stream => framer.finish(),
             Form::Whole => Some(String::from_utf8_lossy(&unread).into_owned()),

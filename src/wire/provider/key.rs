@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::store::manifest::ProviderSettings;
 use crate::sys::file::read_whole;
 use crate::sys::process::own_uid;
+use crate::wire::provider::Lookup;
 use crate::words::error::{Error, Result};
 
 /// The longest key, in bytes; tokens of cloud services have a few thousand.
@@ -84,7 +85,7 @@ impl KeySource {
         settings: &ProviderSettings,
         default_variable: &str,
         is_optional: bool,
-        lookup: &dyn Fn(&str) -> Option<String>,
+        lookup: Lookup,
     ) -> Result<KeySource> {
         let variable = match (&settings.api_key_env, &settings.api_key_file) {
             (Some(_), Some(_)) => {
