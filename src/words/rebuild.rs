@@ -37,7 +37,9 @@ pub(crate) fn infer_spawners(allocations: &mut [Allocation]) {
             && (!contains_all(inner, outer) || is_above(outer, inner) || by_age())
     };
     for allocation in allocations {
-        if named(&found, allocation).is_some() || allocation.delegated_from.is_none() {
+        // One that was spawned and names nobody was a root when its entry was written; its spawner may have come back.
+        let is_root = allocation.delegated_from.is_none() && allocation.spawned_by.is_none();
+        if is_root || named(&found, allocation).is_some() {
             continue;
         }
         let writes = allocation.write_rules().next().is_some();

@@ -82,6 +82,16 @@ struct ModelPod {
     record: Allocation,
     /// Who holds the life of a reservation.
     reserved_by: Option<Life>,
+    /// The session it lives, which another life may go on with.
+    session: String,
+}
+
+/// A session whose pod has ended.
+#[derive(Clone)]
+struct Ended {
+    rules: Vec<ModelRule>,
+    entry: Allocation,
+    session: String,
 }
 
 struct World {
@@ -91,6 +101,7 @@ struct World {
     limits: Limits,
     lives: u64,
     dice: Dice,
+    ended: Vec<Ended>,
     /// Reservations whose pod has come, while their spawner still holds them.
     adopted: Vec<Allocation>,
     /// How often what happened, so that a test which tries nothing is noticed.
@@ -163,7 +174,7 @@ impl World {
             start_time: self.lives,
             life,
             state: if starting { AllocationState::Starting } else { AllocationState::Live },
-            spawned_by: None,
+            spawned_by: spawner.map(|id| self.pods[id].session.clone()),
             socket: format!("/run/{id}/sock"),
             scope_allow: rules.iter().map(|rule| Rule::try_from(rule.text()).unwrap()).collect(),
             delegated_from: spawner.map(|id| PodId::new(id).unwrap()),
@@ -193,6 +204,7 @@ impl World {
             record: entry.clone(),
             reserved_by,
             spawner,
+            session: format!("{}/{}", entry.pod_id, entry.since),
         };
         self.pods.insert(entry.pod_id.to_string(), pod);
     }
@@ -275,6 +287,10 @@ impl World {
 
     fn take_out(&mut self, id: &str) {
         let gone = self.pods.remove(id).unwrap();
+        if !gone.starting {
+            let (rules, entry, session) = (gone.rules, gone.record, gone.session);
+            self.ended.push(Ended { rules, entry, session });
+        }
         for pod in self.pods.values_mut().filter(|pod| pod.spawner.as_deref() == Some(id)) {
             pod.spawner.clone_from(&gone.spawner);
         }
@@ -287,6 +303,77 @@ impl World {
         assert!(self.table.release(&life).is_none(), "a second report of the end does nothing");
         self.mark_reservations_dead(&life);
         self.take_out(&id);
+    }
+
+    /// A pod goes on with a session: it keeps the rules that nobody else holds a part of, and takes back the roots
+    /// that the session spawned and that fit into what it keeps.
+    fn resume(&mut self) {
+        if self.ended.is_empty() {
+            return;
+        }
+        let at = self.dice.roll(self.ended.len());
+        let Ended { rules, entry, session } = self.ended[at].clone();
+        let life = self.new_life();
+        let entry = Allocation { life, since: self.lives, delegated_from: None, spawned_by: None, ..entry };
+        let id = entry.pod_id.to_string();
+        let expected = !self.pods.contains_key(&id)
+            && self.pods.len() < self.limits.pods_per_user
+            && !Self::twice(&rules);
+        let found = self.table.resume(entry.clone(), &session, &self.limits);
+        assert_eq!(found.is_ok(), expected, "resume {id}: {found:?}");
+        let Ok(found) = found else { return };
+        let is_orphan =
+            |pod: &ModelPod| pod.record.spawned_by.as_ref() == Some(&session) && pod.spawner.is_none();
+        let mut children: BTreeSet<String> =
+            self.pods.iter().filter(|(_, pod)| is_orphan(pod)).map(|(id, _)| id.clone()).collect();
+        let kept = loop {
+            let in_family = |id: &String| {
+                let mut line = std::iter::successors(Some(id), |id| self.pods[*id].spawner.as_ref());
+                line.any(|id| children.contains(id))
+            };
+            let strangers: Paths = self
+                .pods
+                .iter()
+                .filter(|(id, _)| !in_family(id))
+                .flat_map(|(_, pod)| pod.writes.clone())
+                .collect();
+            let is_free =
+                |rule: &&ModelRule| !rule.writes || rule.paths(&self.universe).is_disjoint(&strangers);
+            let kept: Vec<ModelRule> = rules.iter().filter(is_free).cloned().collect();
+            let own: Vec<Paths> =
+                kept.iter().filter(|rule| rule.writes).map(|rule| rule.paths(&self.universe)).collect();
+            let fits = |id: &String| {
+                let writes = self.pods[id].rules.iter().filter(|rule| rule.writes);
+                writes
+                    .map(|rule| rule.paths(&self.universe))
+                    .all(|wanted| own.iter().any(|own| wanted.is_subset(own)))
+            };
+            let left: BTreeSet<String> = children.iter().filter(|id| fits(id)).cloned().collect();
+            if left == children {
+                break kept;
+            }
+            children = left;
+        };
+        let texts: Vec<String> = kept.iter().map(ModelRule::text).collect();
+        assert_eq!(
+            found.entry.scope_allow.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            texts,
+            "resume {id}"
+        );
+        assert_eq!(found.lost.len(), rules.len() - kept.len());
+        self.saw("resumed");
+        if !children.is_empty() {
+            self.saw("children taken back");
+        }
+        if !found.lost.is_empty() {
+            self.saw("scope lost while away");
+        }
+        self.ended.remove(at);
+        self.put(kept, &found.entry);
+        self.pods.get_mut(&id).unwrap().session = session;
+        for child in children {
+            self.pods.get_mut(&child).unwrap().spawner = Some(id.clone());
+        }
     }
 
     fn die(&mut self) {
@@ -350,7 +437,17 @@ impl World {
     }
 
     /// Whether a pod's record names a younger pod that holds the very same: its spawner started again, or another.
+    /// Or whether a pod that went on with its session holds the very same as an older one that it took back.
     fn is_ambiguous(&self) -> bool {
+        let took_back = |pod: &ModelPod| {
+            let spawner = pod.spawner.as_ref().map(|id| &self.pods[id]);
+            spawner.is_some_and(|spawner| {
+                spawner.record.since > pod.record.since && spawner.writes == pod.writes
+            })
+        };
+        if self.pods.values().any(|pod| !pod.writes.is_empty() && took_back(pod)) {
+            return true;
+        }
         self.pods.values().any(|pod| {
             let named = pod.record.delegated_from.as_ref().and_then(|id| self.pods.get(id.as_str()));
             named.is_some_and(|named| {
@@ -363,13 +460,14 @@ impl World {
     }
 
     fn step(&mut self) {
-        match self.dice.roll(20) {
+        match self.dice.roll(22) {
             0..4 => self.start(),
             4..11 => self.lend(),
             11..13 => self.adopt(),
             13..15 => self.stop(),
             15..17 => self.die(),
             17..19 => self.reclaim(),
+            19..21 => self.resume(),
             _ => self.repair(),
         }
         if self.dice.roll(3) == 0 {
@@ -420,6 +518,7 @@ fn sequence(seed: u64) -> BTreeMap<&'static str, u64> {
         limits,
         lives: 1,
         dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+        ended: Vec::new(),
         adopted: Vec::new(),
         seen: BTreeMap::new(),
     };

@@ -311,6 +311,11 @@ fn l10_a_stopped_holder_delays_changes_for_five_seconds_and_readers_not_at_all()
     let begin = Instant::now();
     assert_eq!(lock.read().unwrap().allocations().len(), 1);
     assert!(begin.elapsed() < Duration::from_millis(500), "reading takes no lock");
+    let list = world.insomnia(["scope", "list", "--json"]);
+    assert!(list.code == Some(0) && list.stdout.contains("\"pod_id\":\"a\""), "{}", list.stderr);
+    assert!(world.insomnia(["scope", "who", "s/f"]).stdout.starts_with("pod a (pid "));
+    assert!(world.insomnia(["list"]).stdout.contains("idle"));
+    assert!(begin.elapsed() < Duration::from_secs(4), "nor do the commands that look");
 
     let start = |name: &str| {
         let args = ["--name", name, "--scope", "t:write"];
