@@ -24,6 +24,7 @@ mod providers;
 mod readme;
 mod resuming;
 mod shell;
+mod spawn_kills;
 mod spawning;
 mod stopping;
 mod talking;
