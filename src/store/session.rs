@@ -152,7 +152,8 @@ impl Session {
         Ok(Session { directory: directory.to_owned(), inbox: Some(inbox), log: Mutex::new(log) })
     }
 
-    /// Keeps an input before it is accepted, so that a killed pod does not lose it.
+    /// Keeps an input before it is accepted, so that a killed pod does not lose it; a half-written line is rolled
+    /// back, or the next input would be lost with it. One thread accepts, the controller's.
     ///
     /// # Errors
     /// When it cannot be written; it must be refused then.
@@ -161,10 +162,15 @@ impl Session {
             |source| Error::io(format!("keep input in \"{}\"", self.directory.join(INBOX).display()), source);
         let mut line = serde_json::to_vec(input).map_err(|error| failed(error.into()))?;
         line.push(b'\n');
-        match self.inbox.as_ref() {
-            Some(mut inbox) => inbox.write_all(&line).map_err(failed),
-            None => Err(failed(io::ErrorKind::ReadOnlyFilesystem.into())),
-        }
+        let mut inbox =
+            self.inbox.as_ref().ok_or_else(|| failed(io::ErrorKind::ReadOnlyFilesystem.into()))?;
+        let begin = inbox.metadata().map_err(failed)?.len();
+        inbox.write_all(&line).map_err(|source| {
+            if let Err(error) = inbox.set_len(begin) {
+                log::error!("cannot roll back an unfinished input: {error}"); // the next one is lost with it
+            }
+            failed(source)
+        })
     }
 
     /// The inputs that were accepted and have not reached the conversation. A half line was never accepted.
