@@ -21,7 +21,7 @@ use crate::tools::mailbox::{Event, Heard, NewsKind, State, shutting_down};
 use crate::words::identity::Life;
 use crate::words::limits::{END_DEADLINE, MAX_SUBSCRIBERS};
 use crate::words::message::{Cause, Item, LoggedItem, TurnResult};
-use crate::words::notification::{Kind, Notice, NoticeBuffer, render_block};
+use crate::words::notification::{Kind, Notice, NoticeBuffer};
 use crate::words::protocol::{
     CancelReply, ErrorCode, PodEvent, RunReply, StartedBy, Status, StreamEvent, SubscribeReply, WireError,
 };
@@ -46,7 +46,8 @@ enum Phase {
 }
 
 struct RunningTurn {
-    thread: JoinHandle<Box<Worker>>,
+    /// Gives back the worker, and what it could not save.
+    thread: JoinHandle<(Box<Worker>, Opening)>,
     cancel: Cancel,
     turn: u64,
     by_person: bool,
@@ -350,11 +351,12 @@ impl Controller {
     fn on_turn_over(&mut self, result: TurnResult, message: Option<String>) {
         let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Over) else { return };
         self.news = None;
-        let Ok(worker) = running.thread.join() else {
+        let Ok((worker, opening)) = running.thread.join() else {
             log::error!("the turn's thread is lost; ending"); // a panic, which the tests look for
             self.context.ending.store(true, Ordering::SeqCst);
             return;
         };
+        self.put_back(opening);
         self.report(running.turn, running.by_person, result, message.as_deref());
         if self.context.is_ending() {
             self.set_state(Status::Idle, "ending".into());
@@ -376,6 +378,13 @@ impl Controller {
         } else {
             self.wake();
         }
+    }
+
+    /// What a turn could not save waits for the next one, before what has come meanwhile.
+    fn put_back(&mut self, opening: Opening) {
+        let (notices, lost) = opening.notices;
+        self.notices.put_back(notices, lost);
+        opening.inputs.into_iter().rev().for_each(|input| self.queued.push_front(input));
     }
 
     /// Tells the spawner how the turn ended: exactly one report for each turn.
@@ -439,19 +448,17 @@ impl Controller {
             return Err(shutting_down());
         };
         let turn = self.context.session.summary().turn + 1;
-        let (notices, lost) = self.notices.drain();
-        let block = (!notices.is_empty() || lost > 0).then(|| render_block(&notices, lost));
-        let inputs = self.queued.drain(..).collect();
-        let opening = Opening { turn, cause, notices: block, inputs, cancel: cancel.clone() };
+        let (notices, inputs) = (self.notices.drain(), std::mem::take(&mut self.queued));
+        let opening = Opening { turn, cause, notices, inputs, cancel: cancel.clone() };
         // The worker goes through a slot, so that it is not lost with a thread that could not be started.
         let slot = Arc::new(std::sync::Mutex::new(Some((worker, opening))));
         let (theirs, mailbox) = (Arc::clone(&slot), self.context.mailbox.clone());
         let run = move || {
             let taken = theirs.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-            let (mut worker, opening) = taken.expect("the slot is filled before the thread starts");
-            let (result, message) = worker.run(opening);
+            let (mut worker, mut opening) = taken.expect("the slot is filled before the thread starts");
+            let (result, message) = worker.run(&mut opening);
             mailbox.post(Event::TurnOver { result, message });
-            worker
+            (worker, opening)
         };
         match std::thread::Builder::new().name("turn".into()).stack_size(TURN_STACK_BYTES).spawn(run) {
             Ok(thread) => {
@@ -462,8 +469,7 @@ impl Controller {
             Err(error) => {
                 let taken = slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
                 if let Some((worker, opening)) = taken {
-                    self.queued.extend(opening.inputs);
-                    notices.into_iter().for_each(|notice| self.notices.push(notice));
+                    self.put_back(opening);
                     self.phase = Phase::Idle { worker, paused };
                 }
                 Err(internal(error))

@@ -1,8 +1,9 @@
 //! One turn: the model and its tools until the model is done, at most so many requests.
 //!
 //! Runs on a thread of its own and owns the conversation meanwhile. Everything is appended to the history before
-//! it is sent or run, and told to the controller after that.
+//! it is sent or run, and told to the controller after that. What could not be appended is given back.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::store::session::{Input, Session};
@@ -13,6 +14,7 @@ use crate::tools::toolbox::Toolbox;
 use crate::wire::provider::{Failure, ModelRequest, Provider, backoff};
 use crate::words::error::Result;
 use crate::words::message::{AssistantMessage, Cause, Item, Stop, TurnResult, open_calls};
+use crate::words::notification::{Notice, render_block};
 use crate::words::protocol::StreamEvent;
 
 /// What a turn needs and the next turn needs again.
@@ -25,17 +27,17 @@ pub struct Worker {
     conversation: Vec<Item>,
 }
 
-/// What a turn begins with.
+/// What a turn begins with. Notices and inputs leave it as they reach the history.
 #[derive(Debug)]
 pub struct Opening {
     /// Its number.
     pub turn: u64,
     /// Why it begins.
     pub cause: Cause,
-    /// The block of notices that waited.
-    pub notices: Option<String>,
-    /// The texts that started it.
-    pub inputs: Vec<Input>,
+    /// The notices that waited, and how many more did not fit.
+    pub notices: (Vec<Notice>, usize),
+    /// The texts that started it, and those that were queued meanwhile.
+    pub inputs: VecDeque<Input>,
     /// Stops it.
     pub cancel: Cancel,
 }
@@ -61,10 +63,10 @@ impl Worker {
         Ok(Worker { context, provider, toolbox, instruction, conversation })
     }
 
-    /// Runs one turn to its end, and logs the end.
-    pub fn run(&mut self, opening: Opening) -> Ending {
+    /// Runs one turn to its end, and logs the end. What is still in `opening` then has not been heard.
+    pub fn run(&mut self, opening: &mut Opening) -> Ending {
         let turn = opening.turn;
-        let (result, message) = match self.begin(&opening).and_then(|()| self.work(&opening.cancel)) {
+        let (result, message) = match self.begin(opening).and_then(|()| self.work(opening)) {
             Ok(()) => (TurnResult::Finished, None),
             Err(Halt::Failed(message)) => (TurnResult::Failed, Some(message)),
             Err(Halt::Limit(message)) => (TurnResult::Limit, Some(message)),
@@ -80,7 +82,7 @@ impl Worker {
         (result, message)
     }
 
-    fn begin(&mut self, opening: &Opening) -> Result<(), Halt> {
+    fn begin(&mut self, opening: &mut Opening) -> Result<(), Halt> {
         self.log(Item::TurnStarted { turn: opening.turn, cause: opening.cause })?;
         for call in open_calls(&self.conversation) {
             let text =
@@ -88,26 +90,29 @@ impl Worker {
                     .into();
             self.log(Item::ToolResult { id: call.id, name: call.name, ok: false, text })?;
         }
-        if let Some(text) = opening.notices.clone() {
-            self.log(Item::Notification { text })?;
+        let (notices, lost) = &opening.notices;
+        if !notices.is_empty() || *lost > 0 {
+            self.log(Item::Notification { text: render_block(notices, *lost) })?;
+            opening.notices = (Vec::new(), 0);
         }
-        self.log_inputs(opening.inputs.clone())
+        self.log_inputs(opening)
     }
 
-    fn work(&mut self, cancel: &Cancel) -> Result<(), Halt> {
+    fn work(&mut self, opening: &mut Opening) -> Result<(), Halt> {
+        let cancel = opening.cancel.clone();
         for _ in 0..self.context.manifest.limits.steps {
-            let queued = self.context.mailbox.take_queued();
-            self.log_inputs(queued)?;
-            let message = self.ask_model(cancel)?;
+            opening.inputs.extend(self.context.mailbox.take_queued());
+            self.log_inputs(opening)?;
+            let message = self.ask_model(&cancel)?;
             self.log(Item::Assistant(message.clone()))?;
             if message.tool_calls.is_empty() {
-                let queued = self.context.mailbox.take_queued();
-                if queued.is_empty() {
+                opening.inputs.extend(self.context.mailbox.take_queued());
+                if opening.inputs.is_empty() {
                     return self.judge_end(&message);
                 }
-                self.log_inputs(queued)?;
+                self.log_inputs(opening)?;
             }
-            self.run_tools(&message, cancel)?;
+            self.run_tools(&message, &cancel)?;
         }
         let steps = self.context.manifest.limits.steps;
         Err(Halt::Limit(format!(
@@ -197,8 +202,13 @@ impl Worker {
         if cancel.is_set() { Err(Halt::Cancelled) } else { Ok(()) }
     }
 
-    fn log_inputs(&mut self, inputs: Vec<Input>) -> Result<(), Halt> {
-        inputs.into_iter().try_for_each(|input| self.log(Item::Input { text: input.text, from: input.from }))
+    /// In the order in which they were accepted: the session counts how many of them were heard.
+    fn log_inputs(&mut self, opening: &mut Opening) -> Result<(), Halt> {
+        while let Some(Input { text, from }) = opening.inputs.front().cloned() {
+            self.log(Item::Input { text, from })?;
+            opening.inputs.pop_front();
+        }
+        Ok(())
     }
 
     /// Appends first; what cannot be saved is neither sent nor run.

@@ -145,6 +145,18 @@ impl NoticeBuffer {
         (self.waiting.drain(..).collect(), std::mem::take(&mut self.lost))
     }
 
+    /// Puts back what was taken and not heard, before what has come since; the newest that do not fit are counted.
+    pub fn put_back(&mut self, notices: Vec<Notice>, lost: usize) {
+        notices.into_iter().rev().for_each(|notice| self.waiting.push_front(notice));
+        self.lost += lost;
+        self.lost_wakes |= lost > 0; // which of them would have woken is not known any more
+        let surplus = self.waiting.len().saturating_sub(self.notices_max);
+        for notice in self.waiting.drain(self.waiting.len() - surplus..) {
+            self.lost += 1;
+            self.lost_wakes |= notice.wakes;
+        }
+    }
+
     /// Whether a notice for which `matches` holds waits here.
     pub fn any(&self, matches: impl FnMut(&Notice) -> bool) -> bool {
         self.waiting.iter().any(matches)
@@ -193,6 +205,17 @@ mod tests {
             |by| PodEvent::TurnEnded { pod_name: PodId::new("a").unwrap(), started_by: by, turn: Some(1) };
         assert!(render_event(&event(None), &life(), &[]).wakes);
         assert!(!render_event(&event(Some(StartedBy::Person)), &life(), &[]).wakes);
+    }
+
+    #[test]
+    fn what_is_put_back_comes_first_and_stays_bounded() {
+        let mut buffer = NoticeBuffer::new(3);
+        ["a", "b"].into_iter().for_each(|name| buffer.push(ended(name)));
+        let (taken, lost) = buffer.drain();
+        ["c", "d"].into_iter().for_each(|name| buffer.push(ended(name)));
+        buffer.put_back(taken, lost);
+        let (notices, lost) = buffer.drain();
+        assert_eq!((notices, lost), (["a", "b", "c"].map(ended).to_vec(), 1));
     }
 
     #[test]

@@ -13,6 +13,7 @@
 mod architecture;
 mod files;
 mod launch;
+mod lessons;
 mod lock_faults;
 mod lock_kills;
 mod lock_model;
