@@ -28,6 +28,7 @@ mod shell;
 mod spawn_kills;
 mod spawning;
 mod stopping;
+mod strangers;
 mod talking;
 mod telling;
 mod tree;
