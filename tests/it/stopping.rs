@@ -453,3 +453,123 @@ fn each_request_during_the_end_gets_an_answer() {
     assert_eq!(ask("cancel", json!(null))["ok"]["cancelled"], false);
     drop(deaf);
 }
+
+/// Who started whom, which programs ran, and who sent which signal to whom, from the text of strace. Numbers are
+/// those outside of the sandboxes.
+#[derive(Debug, Default)]
+struct Signals {
+    started_by: std::collections::HashMap<i32, i32>,
+    programs: Vec<(i32, String)>,
+    sent: Vec<(i32, i32)>,
+}
+
+impl Signals {
+    fn read(trace: &str) -> Signals {
+        let mut signals = Signals::default();
+        for line in trace.lines() {
+            let Some((pid, rest)) = line.split_once(' ') else { continue };
+            let (pid, rest) = (pid.parse().unwrap(), rest.trim_start());
+            let begins = |names: &[&str], bracket: &str| {
+                names.iter().any(|name| rest.starts_with(&format!("{name}{bracket}")))
+            };
+            let clones = ["clone", "clone3", "fork", "vfork"];
+            let resumed: Vec<String> = clones.iter().map(|name| format!("<... {name} resumed>")).collect();
+            let is_clone = begins(&clones, "(") || resumed.iter().any(|start| rest.starts_with(start));
+            if is_clone {
+                let result = rest.rsplit_once("= ").map_or("", |(_, result)| result);
+                signals.started_by.extend(outside(result).map(|child| (child, pid)));
+            } else if begins(&["execve", "execveat"], "(") {
+                signals.programs.push((pid, rest.to_owned()));
+            } else if begins(&["kill", "tkill", "rt_sigqueueinfo"], "(") {
+                let target = rest.split_once('(').unwrap().1.split(", ").next().unwrap();
+                signals.sent.push((pid, outside(target).unwrap()));
+            } else {
+                assert!(!begins(&["tgkill", "pidfd_send_signal"], "("), "{line}");
+            }
+        }
+        signals
+    }
+
+    /// Whether this process or thread came from the one that watches over a command in namespaces of its own.
+    fn is_inside(&self, pid: i32) -> bool {
+        let inner =
+            |pid| self.programs.iter().any(|(of, text)| *of == pid && text.contains("--confined-inner"));
+        let mut next = Some(pid);
+        while let Some(pid) = next {
+            if inner(pid) {
+                return true;
+            }
+            next = self.started_by.get(&pid).copied();
+        }
+        false
+    }
+}
+
+/// A process number as strace shows it: with its number outside where that is another one.
+fn outside(text: &str) -> Option<i32> {
+    match text.split_once("/* ") {
+        Some((_, note)) => note.split(' ').next()?.parse().ok(),
+        None => text.split([' ', ')']).next()?.parse().ok(),
+    }
+}
+
+#[test]
+fn r09_signals_go_to_what_was_started_here_and_to_nobody_else() {
+    if !crate::world::has_tool("strace") {
+        return;
+    }
+    let shell = |command: &str, seconds: u64| {
+        call("Shell", json!({ "command": command, "timeout_seconds": seconds }))
+    };
+    let world = World::with_settings(
+        json!({
+            "main": [
+                calls(&[shell("sleep 600 & sleep 600", 1), spawn("deaf", &["d:write"]), spawn("good", &["g:write"])]),
+                { "text": "ready" },
+                calls(&[stop("deaf"), stop("good"), shell("sleep 600", 600)]),
+            ],
+            "deaf": [never()],
+        }),
+        json!({ "wake_on_events": false, "limits": { "stop_seconds": 1 } }),
+    );
+    let trace = world.path("trace");
+    let calls_shown =
+        "trace=kill,tkill,tgkill,rt_sigqueueinfo,pidfd_send_signal,execve,execveat,clone,clone3,?fork,?vfork";
+    let args =
+        ["-f", "-qq", "-s", "200", "--decode-pids=pidns", "-o", trace.to_str().unwrap(), "-e", calls_shown];
+    let pod = [env!("CARGO_BIN_EXE_pod"), "--foreground", "--scope", ".:write"];
+    let args = args.into_iter().chain(pod);
+    let mut running = world.program("strace", args).start(ErrorOutput::WithOutput).unwrap();
+    wait_until("it listens", || world.entry("main").is_some() && world.socket("main").exists());
+    let main = world.pid("main");
+    let (_bystander, foreign) = bystander(&world);
+    assert_eq!(world.turn("main", "go")["result"], "finished");
+    let deaf = world.pid("deaf");
+    world.signal("deaf", "STOP");
+    let mut events = world.subscribe("main", None);
+    world.ok("main", "run", json!({ "input": "end them" }));
+    events.until(|event| event["data"]["detail"] == "tool Shell");
+    world.ok("main", "cancel", json!(null));
+    assert_eq!(events.until_turn_ended()["result"], "cancelled");
+    world.ok("main", "shutdown", json!(null));
+    let _ = running.wait(Instant::now() + crate::world::PATIENCE).unwrap();
+    let stops = world.results("main", "StopPod");
+    assert!(stops[0].1.contains("killed") && stops[1].1.contains("graceful"), "{stops:?}");
+
+    let text = crate::world::read(&trace);
+    let signals = Signals::read(&text);
+    assert!(signals.sent.iter().any(|(_, target)| *target == deaf), "the deaf one was not killed: {text}");
+    for (sender, target) in &signals.sent {
+        let is_ours = |pid: i32| pid > 1 && (pid == main || signals.started_by.contains_key(&pid));
+        let allowed = match *target {
+            -1 => signals.is_inside(*sender), // means those in there
+            group if group < -1 => is_ours(-group),
+            pid => is_ours(pid),
+        };
+        assert!(allowed && *target != foreign, "{sender} sent a signal to {target}: {text}");
+    }
+    for (_, program) in &signals.programs {
+        assert!(!program.split('"').nth(1).unwrap().ends_with("kill"), "{program}");
+    }
+    assert!(lives(foreign));
+}

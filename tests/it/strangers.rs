@@ -10,7 +10,7 @@ use serde_json::json;
 
 use insomnia::sys::process::{self, ErrorOutput, Program, Running};
 
-use crate::world::{PATIENCE, World, has_tool, is_long, ran, read, skip, wait_until};
+use crate::world::{PATIENCE, World, has_tool, is_long, ran, read, skip};
 
 /// The user and group ids of nobody.
 const NOBODY: &str = "65534";
