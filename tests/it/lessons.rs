@@ -1,12 +1,13 @@
 //! What went wrong in other programs of this kind and no other file of tests holds.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use insomnia::sys::process::{ErrorOutput, Running};
 
-use crate::world::{World, call, calls, has_tool, lives, skip, wait_until};
+use crate::world::{World, call, calls, has_tool, is_long, lives, ran, skip, spawn, wait_until};
 
 fn never() -> Value {
     json!({ "text": "never", "delay_ms": 600_000 })
@@ -123,4 +124,176 @@ fn an_input_that_cannot_be_kept_is_refused_and_costs_no_other() {
     assert_eq!(world.insomnia(["resume", "main"]).code, Some(0));
     wait_until("it has answered", || world.status("main")["last_response"] == "heard");
     assert_eq!(inputs(&world, "main"), ["first", "second"]);
+}
+
+#[test]
+fn a_refusal_reaches_only_who_asked() {
+    let world = World::with_script(json!({ "main": [never()] }));
+    world.start(&[]);
+    let mut bystander = world.subscribe("main", None);
+    for line in [&b"no JSON\n"[..], b"{\"method\":\"fly\"}\n", b"{\"method\":\"resume\"}\n"] {
+        assert!(world.raw("main", line).starts_with("{\"error\""));
+    }
+    world.ok("main", "run", json!({ "input": "go" }));
+    bystander.until(|event| event["event"] == "turn_started");
+    let heard = bystander.seen.iter().skip(1).filter(|event| event["event"] != "status");
+    assert_eq!(heard.count(), 1, "{:#?}", bystander.seen);
+    assert!(bystander.seen.iter().all(|event| event.get("error").is_none()), "{:#?}", bystander.seen);
+}
+
+#[test]
+fn a_list_that_is_asked_for_often_costs_no_descriptor_and_no_thread() {
+    let children: Vec<Value> = (0..4).map(|n| spawn(&format!("p{n}"), &[])).collect();
+    let world =
+        World::with_settings(json!({ "main": [calls(&children)] }), json!({ "wake_on_events": false }));
+    world.start(&["--scope", ".:write"]);
+    world.turn("main", "go");
+    let pids: Vec<i32> = ["main", "p0", "p1", "p2", "p3"].map(|pod| world.pid(pod)).into();
+    let descriptors = |pid: &i32| std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let used = || pids.iter().map(|pid| (descriptors(pid), threads(*pid))).collect::<Vec<_>>();
+    let settled = |used: &[(usize, usize)]| used.iter().all(|(_, threads)| *threads < 10);
+    (0..4).for_each(|n| world.wait_turns(&format!("p{n}"), 1));
+    world.ok("main", "list_pods", Value::Null);
+    wait_until("nothing is on its way", || settled(&used()) && world.status("main")["events_in_flight"] == 0);
+    let before = used();
+    for _ in 0..if is_long() { 2000 } else { 100 } {
+        assert_eq!(world.ok("main", "list_pods", Value::Null)["pods"].as_array().unwrap().len(), 4);
+    }
+    wait_until("all are closed", || {
+        used().iter().zip(&before).all(|(now, before)| now.0 <= before.0 && now.1 <= before.1)
+    });
+}
+
+#[test]
+fn a_child_has_the_provider_of_its_spawner_though_no_manifest_names_one() {
+    let world =
+        World::with_script(json!({ "main": [calls(&[spawn("kid", &[])])], "kid": [{ "text": "I think" }] }));
+    world.start(&["--scope", ".:write"]);
+    world.manifest(json!({}));
+    world.turn("main", "go");
+    world.wait_turns("kid", 1);
+    assert_eq!(world.status("kid")["last_response"], "I think");
+}
+
+#[test]
+fn a_pod_command_that_dies_is_not_waited_for() {
+    let world = World::with_settings(
+        json!({ "main": [calls(&[spawn("kid", &[])]), {}] }),
+        json!({ "pod_command": ["sh", "-c", "echo the disk is broken >&2; kill -9 $$"] }),
+    );
+    world.start(&["--scope", ".:write"]);
+    let asked = Instant::now();
+    world.turn("main", "go");
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    let (ok, text) = world.results("main", "SpawnPod").remove(0);
+    assert!(!ok && text.contains("the disk is broken") && text.contains("signal: 9"), "{text}");
+}
+
+#[test]
+fn a_pod_whose_program_was_replaced_or_deleted_can_still_spawn() {
+    let copy = |to: &Path| {
+        let _ = std::fs::remove_file(to);
+        std::fs::copy(env!("CARGO_BIN_EXE_pod"), to).unwrap();
+    };
+    let world = World::with_settings(
+        json!({ "main": [calls(&[spawn("a", &[])]), {}, calls(&[spawn("b", &[])]), {}] }),
+        json!({ "wake_on_events": false }),
+    );
+    std::fs::create_dir_all(world.path("own")).unwrap();
+    std::fs::create_dir_all(world.path("on_path")).unwrap();
+    let own = world.path("own/pod");
+    copy(&own);
+    copy(&world.path("on_path/pod"));
+    let search = format!("{}:{}", world.path("on_path").display(), std::env::var("PATH").unwrap());
+    let started = ran(world.program(own.to_str().unwrap(), ["--scope", ".:write"]).env("PATH", search));
+    assert_eq!(started.code, Some(0), "{}", started.stderr);
+    copy(&own);
+    world.turn("main", "the new one beside it");
+    std::fs::remove_file(&own).unwrap();
+    world.turn("main", "none beside it");
+    let spawned = world.results("main", "SpawnPod");
+    assert!(spawned.iter().all(|(ok, _)| *ok) && spawned.len() == 2, "{spawned:?}");
+}
+
+#[test]
+fn every_end_by_a_signal_leaves_nothing() {
+    let world = World::with_script(json!({ "*": [{ "text": "ok" }] }));
+    for round in 0..if is_long() { 500 } else { 20 } {
+        world.start(&["--scope", ".:write"]);
+        let pid = world.pid("main");
+        if round % 2 == 0 {
+            world.ok("main", "run", json!({ "input": "go" })); // some of them in mid-turn
+        }
+        world.signal("main", ["INT", "TERM"][round / 2 % 2]);
+        wait_until("it is gone", || !lives(pid));
+        assert_eq!(world.table()["allocations"], json!([]), "round {round}");
+        let mut left: Vec<_> =
+            std::fs::read_dir(world.runtime()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["life", "scope.lock"], "round {round}");
+        assert_eq!(std::fs::read_dir(world.runtime().join("life")).unwrap().count(), 0, "round {round}");
+    }
+}
+
+/// A pod in a turn that lasts until it is cancelled, its child `kid`, and a way to send it reports of that child.
+fn busy_spawner() -> World {
+    let world = World::with_script(json!({
+        "main": [calls(&[spawn("kid", &[])]), { "text": "busy", "delay_ms": 4000 }, { "text": "noted" }, never()],
+        "kid": [never()],
+    }));
+    world.start(&["--scope", ".:write"]);
+    world.ok("main", "run", json!({ "input": "go" }));
+    wait_until("the kid is at work", || world.entry("kid").is_some() && world.count("kid", "input") == 1);
+    wait_until("the spawner is asked again", || world.count("main", "tool_result") == 1);
+    world
+}
+
+/// Reports `count` failed turns of the kid, all at once, each with a number of its own.
+fn report(world: &World, count: usize) {
+    let life = world.life("kid");
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|threads| {
+        for _ in 0..16 {
+            threads.spawn(|| {
+                loop {
+                    let n = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    if n >= count {
+                        return;
+                    }
+                    let event =
+                        json!({ "event": "errored", "pod_name": "kid", "message": format!("trouble {n}!") });
+                    let from = json!({ "pod_id": "kid", "life": life });
+                    let line = json!({ "method": "pod_event", "params": event, "from": from });
+                    let reply = world.raw("main", format!("{line}\n").as_bytes());
+                    assert!(reply.starts_with("{\"ok\""), "{reply}");
+                }
+            });
+        }
+    });
+    assert_eq!(world.status("main")["turn"], 1, "the turn was to last until the reports are in");
+}
+
+#[test]
+fn sixty_four_reports_at_once_make_one_turn_and_none_is_lost() {
+    let world = busy_spawner();
+    report(&world, 64);
+    world.wait_turns("main", 2);
+    world.wait_idle("main");
+    assert_eq!((world.count("main", "turn_started"), world.count("main", "notification")), (2, 1));
+    let notices = world.notices("main");
+    for n in 0..64 {
+        assert_eq!(notices.matches(&format!("trouble {n}!")).count(), 1, "{n}: {notices}");
+    }
+}
+
+#[test]
+fn three_hundred_reports_make_one_turn_and_what_did_not_fit_is_said() {
+    let world = busy_spawner();
+    report(&world, 300);
+    world.wait_turns("main", 2);
+    world.wait_idle("main");
+    assert_eq!((world.count("main", "turn_started"), world.count("main", "notification")), (2, 1));
+    let notices = world.notices("main");
+    assert_eq!(notices.matches("trouble ").count(), 256);
+    assert_eq!(notices.matches("- 44 more notices did not fit and were dropped").count(), 1, "{notices}");
 }

@@ -356,6 +356,45 @@ fn l10_a_stopped_holder_delays_changes_for_five_seconds_and_readers_not_at_all()
 }
 
 #[test]
+fn l10_what_only_looks_needs_no_lock_and_signals_do_not_hurry_a_turn_that_waits() {
+    if !has_tool("flock") {
+        return;
+    }
+    let spawn = json!({ "name": "SpawnPod", "input": { "name": "kid", "task": "t", "scope": ["k:write"] } });
+    let world = World::with_script(json!({ "main": [{ "tool_calls": [spawn] }, { "text": "so be it" }] }));
+    world.start(&["--scope", ".:write"]);
+    let (path, marker) = (world.runtime().join("scope.lock"), world.path("held"));
+    let hold = format!("touch {}; exec sleep 60", marker.display());
+    let words = ["-o", path.to_str().unwrap(), "sh", "-c", &hold];
+    let mut holder = world.program("flock", words).start(ErrorOutput::Separate).unwrap();
+    wait_until("the lock is held", || marker.exists());
+    let mut events = world.subscribe("main", None);
+    world.ok("main", "run", json!({ "input": "go" }));
+    events.until(|event| event["data"]["detail"] == "tool SpawnPod");
+    let begin = Instant::now();
+    for _ in 0..20 {
+        world.signal("main", "HUP"); // it has a handler, so each one interrupts a system call
+    }
+    for words in [&["list"][..], &["list", "--json"], &["scope", "list"], &["scope", "who", "k"]] {
+        let asked = Instant::now();
+        let ran = world.insomnia(words);
+        assert!(ran.code == Some(0) && ran.stdout.contains("main"), "{words:?}: {ran:?}");
+        assert!(asked.elapsed() < Duration::from_secs(1), "{words:?} took {:?}", asked.elapsed());
+    }
+    while begin.elapsed() < Duration::from_secs(3) {
+        world.signal("main", "HUP");
+        assert_eq!(world.status("main")["status"], "running", "the wait was cut short");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(events.until_turn_ended()["result"], "finished");
+    let (ok, text) = world.results("main", "SpawnPod").remove(0);
+    assert!(!ok && text.contains("(flock)"), "the holder is not named: {text}");
+    assert!(begin.elapsed() < Duration::from_secs(8), "{:?}", begin.elapsed());
+    holder.kill();
+    assert!(world.entry("kid").is_none());
+}
+
+#[test]
 fn l11_no_start_and_no_change_while_the_content_makes_no_sense() {
     let world = World::with_script(json!({}));
     world.start(&["--name", "a", "--scope", "s:write"]);

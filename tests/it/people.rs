@@ -285,6 +285,35 @@ fn u10_a_closed_pipe_is_a_quiet_end() {
 }
 
 #[test]
+fn u10_no_command_minds_where_its_output_goes() {
+    let long = "word ".repeat(40_000);
+    let world = World::with_script(json!({ "*": [{ "text": long }] }));
+    world.start(&["--name", "a"]);
+    world.turn("a", "go");
+    let insomnia = env!("CARGO_BIN_EXE_insomnia");
+    // Enough text that the pipe is closed while there is more to say.
+    let commands = ["list", "scope list", "read a", "history a", "log a", "attach a --since 0", "--help"];
+    for command in commands {
+        for (ending, quiet) in
+            [("| head -c 1 >/dev/null", true), (">&-", false), ("2>&- | cat >/dev/null", true)]
+        {
+            let redirected = format!("timeout -k 1 3 {insomnia} {command} {ending}; echo ${{PIPESTATUS[0]}}");
+            let ran = ran(world.program("bash", ["-c", &redirected]));
+            let code = ran.stdout.trim();
+            let follows = command.starts_with("attach") && code == "124"; // it has no end
+            assert!(code == "0" || follows || !quiet && code == "1", "{command} {ending}: {ran:?}");
+            assert!(!ran.stderr.contains("panic"), "{command} {ending}: {}", ran.stderr);
+        }
+        if command.starts_with("attach") {
+            continue;
+        }
+        let full = ran(world.program("bash", ["-c", &format!("{insomnia} {command} >/dev/full")]));
+        assert!(full.code == Some(1) && !full.stderr.contains("panic"), "{command}: {full:?}");
+    }
+    assert_eq!(world.status("a")["status"], "idle");
+}
+
+#[test]
 fn r03_pods_live_on_when_the_terminal_of_their_start_is_gone() {
     if !crate::world::has_tool("script") {
         return;
