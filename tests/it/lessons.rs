@@ -127,6 +127,22 @@ fn an_input_that_cannot_be_kept_is_refused_and_costs_no_other() {
 }
 
 #[test]
+fn a_turn_without_an_answer_has_failed() {
+    let list = calls(&[call("ListFiles", json!({}))]);
+    let world = World::with_script(json!({ "main": [{ "text": "first" }, {}, list, {}] }));
+    world.start(&[]);
+    assert_eq!(world.turn("main", "speak")["result"], "finished");
+    let silent = world.turn("main", "speak again");
+    assert_eq!(
+        (&silent["result"], &silent["message"]),
+        (&json!("failed"), &json!("the model gave an empty answer"))
+    );
+    wait_until("it is paused", || world.status("main")["status"] == "paused");
+    // One that has worked need not speak.
+    assert_eq!(world.turn("main", "work")["result"], "finished");
+}
+
+#[test]
 fn a_refusal_reaches_only_who_asked() {
     let world = World::with_script(json!({ "main": [never()] }));
     world.start(&[]);

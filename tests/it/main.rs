@@ -11,6 +11,7 @@
 )]
 
 mod architecture;
+mod cases;
 mod files;
 mod launch;
 mod lessons;

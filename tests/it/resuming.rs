@@ -113,6 +113,52 @@ fn a_pod_killed_at_any_moment_of_a_turn_can_go_on() {
     }
 }
 
+/// The same at each moment between two writes: to the history, to the pod's files, into pipes.
+#[test]
+fn a_pod_killed_before_any_write_of_a_turn_can_go_on() {
+    if !crate::world::has_tool("strace") {
+        return;
+    }
+    let steps: usize = 3;
+    let (mut killed, mut interrupted_in_all) = (0, 0);
+    for n in 1..=40 {
+        let mut script: Vec<Value> = (0..steps).map(|step| calls(&[write(&format!("f{step}"))])).collect();
+        script[0]["delay_ms"] = json!(300); // long enough for strace to come
+        script.push(json!({ "text": "all done" }));
+        let world = World::with_script(json!({ "main": script }));
+        world.start(&["--scope", ".:write"]);
+        let pid = world.pid("main");
+        world.ok("main", "run", json!({ "input": "go" }));
+        let Some(_strace) = crate::spawn_kills::trace(&world, pid, "write", n) else {
+            return crate::world::skip("nobody may trace a running process here");
+        };
+        wait_until("it is killed, or done", || {
+            !crate::world::lives(pid) || world.count("main", "turn_ended") == 1
+        });
+        if crate::world::lives(pid) {
+            break; // there are no more writes in this turn
+        }
+        killed += 1;
+        wait_until("it can be resumed", || world.insomnia(["resume", "main"]).code == Some(0));
+        wait_until("it has answered", || {
+            world.status("main")["last_response"].as_str().unwrap().ends_with("all done")
+                || world.status("main")["last_response"].as_str().unwrap().ends_with("(end of script)")
+        });
+        world.wait_idle("main");
+        check_history(&world, "main");
+        assert_eq!(world.count("main", "turn_started"), 2, "write {n}: it goes on once");
+        assert_eq!(world.count("main", "input"), 1, "write {n}: an input is lost or doubled");
+        let results = world.results("main", "WriteFile");
+        let interrupted = results.iter().filter(|(ok, text)| !ok && text.contains("interrupted")).count();
+        let missing = (0..steps).filter(|step| !world.project().join(format!("f{step}")).is_file()).count();
+        assert!(missing <= interrupted && interrupted <= 1, "write {n}: {missing} missing, {results:?}");
+        assert_eq!(results.len(), steps, "write {n}: {results:?}");
+        interrupted_in_all += interrupted;
+    }
+    println!("{killed} kills, {interrupted_in_all} of them while a tool ran");
+    assert!(killed > 3 * steps && interrupted_in_all >= steps, "{killed} {interrupted_in_all}");
+}
+
 #[test]
 fn a_text_that_was_accepted_in_mid_turn_survives_a_kill() {
     let world = World::with_script(

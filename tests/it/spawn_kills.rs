@@ -48,7 +48,7 @@ fn tasks_named(pid: i32, name: &str) -> Vec<String> {
 
 /// Has strace kill a pod before the `n`th of these calls of its turn from now on. `None` where tracing a running
 /// process is not allowed.
-fn trace(world: &World, pid: i32, names: &str, n: usize) -> Option<Running> {
+pub fn trace(world: &World, pid: i32, names: &str, n: usize) -> Option<Running> {
     let mut turn = Vec::new();
     wait_until("the turn has its thread", || {
         turn = tasks_named(pid, "turn");
