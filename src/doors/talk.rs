@@ -333,13 +333,22 @@ pub fn list(machine: &Machine, given: &Given) -> Result<bool> {
     let entries: Vec<&Allocation> = lock_table.allocations().iter().filter(is_alive).collect();
     let addresses: Vec<_> = entries.iter().map(|entry| survey::address_of(entry)).collect();
     let answers = survey::ask_all(&addresses, None);
+    let usage = |(entry, asked): (&&Allocation, &Option<StatusReply>)| {
+        Some((entry.pod_id.clone(), asked.as_ref()?.usage))
+    };
+    let usages: Vec<_> = entries.iter().zip(&answers).filter_map(usage).collect();
     let mut pods: Vec<Value> = Vec::new();
     for (entry, asked) in entries.iter().zip(answers) {
-        pods.push(match asked {
+        let mut row = match asked {
             // Who it belongs to now, which may not be the one that spawned it.
             Some(status) => json!(StatusReply { spawner: entry.delegated_from.clone(), ..status }),
             None => unanswered(machine, entry),
-        });
+        };
+        if let Some(row) = row.as_object_mut() {
+            let tree = survey::usage_of_tree(&lock_table, &entry.pod_id, &usages);
+            row.insert("usage_tree".into(), json!(tree));
+        }
+        pods.push(row);
     }
     if given.has("all") {
         let living = |id: &PodId| entries.iter().any(|entry| entry.pod_id == *id);

@@ -161,6 +161,7 @@ fn describe(
         status,
         answers: false,
         detail: detail.to_owned(),
+        since: 0,
         scope: record.scope.clone(),
         last_response: String::new(),
         turn: 0,
@@ -172,6 +173,7 @@ fn describe(
     match answer {
         Some(answer) => KnownPod {
             answers: true,
+            since: answer.since,
             last_response: cut_end(&answer.last_response, MAX_LAST_RESPONSE_BYTES),
             turn: answer.turn,
             usage: answer.usage,

@@ -623,6 +623,9 @@ pub struct KnownPod {
     pub answers: bool,
     /// What exactly it is doing.
     pub detail: String,
+    /// Since when, in seconds since 1970; 0 where it did not say.
+    #[serde(default)]
+    pub since: u64,
     /// Its rules.
     pub scope: Vec<Rule>,
     /// The last words of its model, cut.

@@ -88,6 +88,37 @@ fn of_fifty_pods_that_want_overlapping_scopes_one_starts() {
 }
 
 #[test]
+fn of_eight_pods_that_want_one_path_one_starts_a_hundred_times() {
+    let world = World::with_script(json!({}));
+    for _ in 0..100 {
+        let results = race(&world, &vec![vec!["--scope", "s:write"]; 8]);
+        let winner = one_winner(&results);
+        world.kill(winner["pod_id"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn a_zombie_is_dead_and_a_stopped_pod_is_alive() {
+    let world = World::with_script(json!({}));
+    // In the foreground it is a child of this test, and stays a zombie until the test looks after it.
+    let pod = world.program(env!("CARGO_BIN_EXE_pod"), ["--foreground", "--scope", "s:write"]);
+    let mut running = pod.start(ErrorOutput::Separate).unwrap();
+    wait_until("it has an entry", || world.socket("main").exists());
+    world.signal("main", "STOP");
+    let refused = world.pod_command(["--name", "other", "--scope", "s:write"]);
+    assert!(refused.stderr.contains("held by pod \"main\""), "{}", refused.stderr);
+    let pid = world.pid("main");
+    let stat = process::process_stat(pid).unwrap();
+    process::kill_exactly(pid, stat.start_time).unwrap();
+    wait_until("it is a zombie", || process::process_stat(pid).is_some_and(|stat| stat.is_zombie));
+    wait_until("its scope is free", || {
+        world.pod_command(["--name", "other", "--scope", "s:write"]).code == Some(0)
+    });
+    assert!(process::process_stat(pid).is_some_and(|stat| stat.is_zombie), "it is one still");
+    assert!(running.wait(Instant::now() + PATIENCE).is_ok());
+}
+
+#[test]
 fn l12_twenty_starters_reclaim_one_dead_entry_and_one_wins() {
     let world = World::with_script(json!({}));
     world.start(&["--name", "first", "--scope", "s:write"]);
