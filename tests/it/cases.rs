@@ -409,7 +409,7 @@ memory ahead of the disk
 two ways to append
     because there is one, Session::append, and the turn has one caller of it
 a call without arguments saved as null
-    wire::provider::conversation::arguments_are_always_an_object
+    wire::provider::reply::arguments_are_always_an_object
 a chain of sums over the records
     because there is none
 a turn without an answer taken for a finished one

@@ -177,7 +177,7 @@ fn the_second_terminal_sees_sends_reads_and_stops() {
     let pid = world.pid("main");
     let stopped = json_of(&world.insomnia(["stop", "main", "--json"]).stdout);
     assert_eq!(stopped["stopped"][0]["how"], "graceful");
-    assert!(!lives(pid));
+    wait_until("its process is gone", || !lives(pid));
     for (words, expected) in [
         (["read", "main"], "after the resume"),
         (["history", "main"], "person: again"),
