@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use insomnia::sys::process::{ErrorOutput, Output};
 
-use crate::world::{PATIENCE, World, lives, ran, read, wait_until};
+use crate::world::{PATIENCE, World, has_files, ran, read, wait_until};
 
 fn json_of(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -119,7 +119,7 @@ fn ctrl_c_cancels_the_turn_and_twice_ends_the_tree() {
         World::with_script(json!({ "main": [{ "tool_calls": [kid] }, never.clone()], "kid": [never] }));
     let mut running =
         world.program(env!("CARGO_BIN_EXE_insomnia"), ["run", "x"]).start(ErrorOutput::WithOutput).unwrap();
-    wait_until("the kid works", || world.socket("kid").exists() && world.status("kid")["turn"] == 1);
+    wait_until("the kid works", || world.count("kid", "input") == 1);
     let pid = running.id().to_string();
     let press = || assert_eq!(ran(world.program("kill", ["-INT", &pid])).code, Some(0));
     press();
@@ -177,7 +177,7 @@ fn the_second_terminal_sees_sends_reads_and_stops() {
     let pid = world.pid("main");
     let stopped = json_of(&world.insomnia(["stop", "main", "--json"]).stdout);
     assert_eq!(stopped["stopped"][0]["how"], "graceful");
-    wait_until("its process is gone", || !lives(pid));
+    wait_until("its files are closed", || !has_files(pid));
     for (words, expected) in [
         (["read", "main"], "after the resume"),
         (["history", "main"], "person: again"),

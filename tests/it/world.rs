@@ -358,6 +358,14 @@ pub fn lives(pid: i32) -> bool {
     process::process_stat(pid).is_some_and(|stat| !stat.is_zombie || threads() > 1)
 }
 
+/// Whether a process has a file open. Its life is free once it has none, which is a moment before it counts as gone:
+/// the kernel closes files first (`do_exit`).
+pub fn has_files(pid: i32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut descriptors = tasks.filter_map(|task| std::fs::read_dir(task.path().join("fd")).ok());
+    descriptors.any(|mut open| open.next().is_some())
+}
+
 /// Waits until something holds that only looking can tell; fails after `PATIENCE`.
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
