@@ -287,12 +287,6 @@ impl Method {
 }
 
 impl Request {
-    /// A person's request.
-    #[must_use]
-    pub fn from_person(method: Method) -> Request {
-        Request { method, from: None, to: None }
-    }
-
     /// The request as one line, newline included.
     #[must_use]
     pub fn to_line(&self) -> String {
