@@ -406,6 +406,7 @@ a torn line makes a session unusable
 memory ahead of the disk
     lessons::no_tool_runs_whose_call_is_not_saved
     lessons::an_input_that_cannot_be_kept_is_refused_and_costs_no_other
+    lessons::half_an_input_on_a_full_disk_costs_no_other
 two ways to append
     because there is one, Session::append, and the turn has one caller of it
 a call without arguments saved as null

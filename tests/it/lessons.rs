@@ -127,6 +127,30 @@ fn an_input_that_cannot_be_kept_is_refused_and_costs_no_other() {
 }
 
 #[test]
+fn half_an_input_on_a_full_disk_costs_no_other() {
+    let world = World::with_script(json!({ "main": [never(), { "text": "heard" }] }));
+    let Some(_disk) = crate::lock_faults::Mounted::at(&world, world.path("state"), "size=512k") else {
+        return;
+    };
+    world.start(&[]);
+    world.ok("main", "run", json!({ "input": "first" }));
+    wait_until("the turn waits", || world.count("main", "input") == 1);
+    let filler = world.path("state/filler");
+    let _ = std::fs::write(&filler, vec![b'x'; 1 << 20]); // as much as there is room for
+    let full = std::fs::metadata(&filler).unwrap().len();
+    std::fs::File::options().write(true).open(&filler).unwrap().set_len(full - 8192).unwrap();
+    let refused = world.request("main", "run", json!({ "input": "long ".repeat(10_000) }));
+    assert_eq!(refused["error"]["code"], "internal", "{refused}");
+    std::fs::remove_file(&filler).unwrap();
+    assert_eq!(world.ok("main", "run", json!({ "input": "second" }))["queued"], true);
+    world.kill("main");
+    world.script(json!({ "main": [{ "text": "heard" }] }));
+    assert_eq!(world.insomnia(["resume", "main"]).code, Some(0));
+    wait_until("it has answered", || world.status("main")["last_response"] == "heard");
+    assert_eq!(inputs(&world, "main"), ["first", "second"]);
+}
+
+#[test]
 fn a_turn_without_an_answer_has_failed() {
     let list = calls(&[call("ListFiles", json!({}))]);
     let world = World::with_script(json!({ "main": [{ "text": "first" }, {}, list, {}] }));

@@ -104,15 +104,18 @@ fn start_in_foreground(world: &World, args: &[&str], what: &str) -> bool {
 }
 
 /// A file system in memory with this size, unmounted when dropped. `None` where one may not mount.
-struct Mounted(PathBuf);
+pub struct Mounted(PathBuf);
 
 impl Mounted {
     fn new(world: &World, options: &str) -> Option<Mounted> {
+        Mounted::at(world, world.runtime(), options)
+    }
+
+    pub fn at(world: &World, path: PathBuf, options: &str) -> Option<Mounted> {
         if process::own_uid() != 0 || !has_tool("mount") {
             skip("only root may mount");
             return None;
         }
-        let path = world.runtime();
         std::fs::create_dir_all(&path).unwrap();
         let options = format!("mode=700,{options}");
         let args = ["-t", "tmpfs", "-o", &options, "tmpfs", path.to_str().unwrap()];
