@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use crate::store::paths::RuntimeDirectory;
 use crate::sys::clock::random_hex;
-use crate::sys::file::{self, LockedFile};
+use crate::sys::file::{self, LockedFile, Stamp};
 use crate::sys::process;
 use crate::sys::wait::Cancel;
 use crate::words::allocation::Allocation;
 use crate::words::error::{Error, Result};
-use crate::words::identity::{LIFE_DIGITS, Life};
+use crate::words::identity::{LIFE_DIGITS, Life, Pid};
 
 const DIRECTORY: &str = "life";
 /// The name of a life file until it is complete and locked. Used only under the lock of `scope.lock`, so a killed
@@ -158,6 +158,18 @@ pub fn ended_by(
         }
         pause = (pause * 2).min(Duration::from_millis(20));
     }
+}
+
+/// Whether the process of this number has the life file open: it is the pod, or a helper of it.
+///
+/// A start time is counted in ticks of 10 ms, so a number and a time alone could fit another process.
+/// Source: proc_pid_fd(5).
+#[must_use]
+pub fn is_open_in(runtime: &RuntimeDirectory, life: &Life, pid: Pid) -> bool {
+    let Ok(Some(stamp)) = file::stamp_at(runtime.descriptor(), &file_name(life)) else { return false };
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut opened = descriptors.filter_map(|descriptor| std::fs::metadata(descriptor.path()).ok());
+    opened.any(|metadata| Stamp::of(&metadata).same_file(&stamp))
 }
 
 /// Removes a life file whose entry is gone. To be called under the lock of `scope.lock`.

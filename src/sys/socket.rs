@@ -109,7 +109,15 @@ impl LineReader {
             let room = bytes_max.saturating_sub(self.scanned).clamp(1, buffer.len());
             match self.stream.read(buffer.get_mut(..room).unwrap_or_default()) {
                 Ok(0) => return Line::Closed,
-                Ok(count) => self.pending.extend_from_slice(buffer.get(..count).unwrap_or_default()),
+                Ok(count) => {
+                    let (length, capacity) = (self.pending.len(), self.pending.capacity());
+                    if length + count > capacity {
+                        // Four times, so that little of the old copy is there beside the new one.
+                        self.pending
+                            .reserve_exact((capacity * 4).clamp(count, bytes_max.max(count)) - length);
+                    }
+                    self.pending.extend_from_slice(buffer.get(..count).unwrap_or_default());
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     return Line::TimedOut;

@@ -139,10 +139,10 @@ fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End>
             return Err(Error::Cancelled);
         }
     }
-    // Life held and start time equal, looked at right before: the number in the file alone is never trusted.
-    // A reservation names its spawner's process, which is not the one to be stopped.
+    // The number in the file is never trusted: its process must have the life file open, and the start time be
+    // equal right before. A reservation names its spawner's process, which is not the one to be stopped.
     let is_own = target.state == AllocationState::Live;
-    if is_own && life::probe(runtime, &target.life) == life::Holding::Held {
+    if is_own && life::is_open_in(runtime, &target.life, target.pid) {
         if let Err(error) = process::kill_exactly(target.pid.get(), target.start_time) {
             log::warn!("cannot kill pod \"{}\" (pid {}): {error}", target.pod_id, target.pid); // its life decides
         }
