@@ -2,16 +2,18 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::store::life;
 use crate::store::paths::{Directories, RuntimeDirectory};
 use crate::store::scope_lock::ScopeLock;
 use crate::store::session;
+use crate::store::{life, manifest};
 use crate::tools::survey;
 use crate::wire::client::Address;
 use crate::words::allocation::{Allocation, AllocationTable};
 use crate::words::error::{Error, Result};
 use crate::words::identity::PodId;
+use crate::words::limits::Limits;
 use crate::words::text::harmless_line;
 
 /// The directories and the lock that a command works with.
@@ -48,6 +50,14 @@ impl Machine {
     pub fn of(directories: Directories) -> Result<Machine> {
         let runtime = RuntimeDirectory::open_or_create(&directories.runtime)?;
         Ok(Machine { directories, lock: ScopeLock::new(Arc::new(runtime)) })
+    }
+
+    /// How long a pod may take to obey a stop, by the user's and this project's manifest; 10 s where they are wrong.
+    #[must_use]
+    pub fn stop_limit(&self) -> Duration {
+        let directory = std::env::current_dir().unwrap_or_else(|_| self.directories.home.clone());
+        let settings = manifest::gather(&self.directories.config, &directory, Vec::new());
+        settings.map_or_else(|_| Limits::default(), |settings| settings.limits).stop()
     }
 
     /// The living pod that is meant.

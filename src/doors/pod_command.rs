@@ -7,6 +7,8 @@ use std::ffi::OsString;
 use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lexopt::prelude::{Long, Short, ValueExt};
@@ -14,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::doors::terminal::{answer, answer_line, talk_line};
 use crate::heart::pod::{self, NotStarted, Pod, StartOptions};
-use crate::sys::process;
+use crate::sys::{process, signal};
 use crate::wire::sandbox;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{IdentityError, Life, PodName};
@@ -204,7 +206,25 @@ fn foreground(arguments: Arguments) -> ExitCode {
     }
 }
 
+/// A start that hangs, whatever it waits for, ends: nobody would find its process in any list.
+fn give_up_later(is_ready: &Arc<AtomicBool>) -> Result<()> {
+    let is_ready = Arc::clone(is_ready);
+    let run = move || {
+        std::thread::sleep(LAUNCH_DEADLINE);
+        if !is_ready.load(Ordering::SeqCst) {
+            signal::exit_now(1);
+        }
+    };
+    let builder =
+        std::thread::Builder::new().name("launch deadline".into()).stack_size(crate::sys::STACK_BYTES);
+    builder.spawn(run).map(|_| ()).map_err(|source| Error::io("start a thread", source))
+}
+
 fn background(arguments: Arguments) -> ExitCode {
+    let is_ready = Arc::new(AtomicBool::new(false));
+    if let Err(error) = give_up_later(&is_ready) {
+        log::warn!("nothing bounds the start: {error}"); // its caller still gives up
+    }
     let left = process::leave_session().map_err(|source| Error::io("leave the session", source).into());
     let detached = left.and_then(|()| start(arguments)).and_then(|pod| {
         detach(&pod)?;
@@ -212,6 +232,7 @@ fn background(arguments: Arguments) -> ExitCode {
     });
     match detached {
         Ok(pod) => {
+            is_ready.store(true, Ordering::SeqCst);
             say(&pod.ready());
             if let Err(error) = process::silence_output() {
                 log::warn!("cannot let go of the launch command's pipe: {error}"); // it has read its line

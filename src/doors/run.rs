@@ -21,7 +21,7 @@ use crate::tools::survey;
 use crate::wire::client::{self, Address, Next, Subscription};
 use crate::wire::launch::{self, Launch, Ready};
 use crate::words::error::{Error, Result};
-use crate::words::limits::{Limits, MAX_LINE_BYTES};
+use crate::words::limits::MAX_LINE_BYTES;
 use crate::words::message::TurnResult;
 use crate::words::protocol::{CancelReply, ErrorCode, Method, RunReply, Status, StatusReply, StreamEvent};
 use crate::words::text::harmless;
@@ -180,7 +180,7 @@ fn give_task(root: &Address, task: String) -> Result<()> {
 fn stop_tree(machine: &Machine, pod_id: &str) -> Result<()> {
     let Ok(root) = machine.living(pod_id) else { return Ok(()) };
     let cancel = Cancel::new().map_err(|source| Error::io("make an event descriptor", source))?;
-    let manner = Manner { from: None, limit: Limits::default().stop(), ask: true, cancel: &cancel };
+    let manner = Manner { from: None, limit: machine.stop_limit(), ask: true, cancel: &cancel };
     for (pod_id, error) in stop::stop_tree(&machine.lock, &root, manner).into_iter().filter_map(Result::err) {
         talk_line(&format!("pod \"{pod_id}\" lives on: {error}"));
     }
@@ -215,7 +215,7 @@ fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {
     }
     let mut layers = Vec::new();
     if let Some(path) = given.value("manifest") {
-        let text = std::fs::read_to_string(path)
+        let text = crate::sys::file::read_regular(Path::new(path), manifest::MANIFEST_BYTES_MAX)
             .map_err(|source| Error::io(format!("read manifest \"{path}\""), source))?;
         layers.push(Layer::parse(&text, Source::Overlay, path, &current)?);
     }

@@ -21,11 +21,13 @@ use crate::wire::launch::{self, Launch};
 use crate::words::allocation::Allocation;
 use crate::words::error::{Error, Result};
 use crate::words::identity::PodId;
-use crate::words::limits::{Limits, MAX_LAST_RESPONSE_BYTES};
+use crate::words::limits::MAX_LAST_RESPONSE_BYTES;
 use crate::words::message::{Item, LoggedItem, Summary, TurnResult};
 use crate::words::protocol::{CancelReply, Method, OutputReply, RunReply, Status, StatusReply};
 use crate::words::text::{cut_end, harmless, harmless_line};
 
+/// How long the life of a pod that does not answer may still be held after its end.
+const JUST_ENDED: Duration = Duration::from_secs(2);
 /// How long `send --wait` waits between two looks at whether the pod still lives.
 const WAIT_STEP: Duration = Duration::from_secs(1);
 
@@ -208,8 +210,7 @@ pub fn attach(machine: &Machine, given: &Given) -> Result<bool> {
 pub fn stop(machine: &Machine, given: &Given) -> Result<bool> {
     let target = machine.living(given.word(0, "POD")?)?;
     let cancel = Cancel::new().map_err(|source| Error::io("make an event descriptor", source))?;
-    let manner =
-        Manner { from: None, limit: Limits::default().stop(), ask: !given.has("kill"), cancel: &cancel };
+    let manner = Manner { from: None, limit: machine.stop_limit(), ask: !given.has("kill"), cancel: &cancel };
     let outcome = if given.has("tree") {
         stop::stop_tree(&machine.lock, &target, manner)
     } else {
@@ -276,7 +277,16 @@ pub fn cancel(machine: &Machine, given: &Given) -> Result<bool> {
 /// When there was never such a pod, it cannot be started, or no turn waits to go on.
 pub fn resume(machine: &Machine, given: &Given) -> Result<bool> {
     let pod = given.word(0, "POD")?;
-    let starts = matches!(machine.any(pod)?, Found::Ended(_));
+    let starts = match machine.any(pod)? {
+        Found::Ended(_) => true,
+        // One that was killed a moment ago may hold its life until its last thread has gone.
+        Found::Living(entry) => {
+            let asked = client::ask::<StatusReply>(&survey::address_of(&entry), None, Method::Status);
+            let cancel = Cancel::new().map_err(|source| Error::io("make an event descriptor", source))?;
+            asked.is_err()
+                && life::ended_by(machine.lock.runtime(), &entry, &cancel, Instant::now() + JUST_ENDED)
+        }
+    };
     if starts {
         start_again(machine, pod)?;
     }

@@ -26,7 +26,7 @@ use crate::store::registry::Registry;
 use crate::store::scope_lock::{ScopeLock, ScopeView};
 use crate::store::session::{self, Input, Session};
 use crate::sys::signal::{self, EndSignal};
-use crate::sys::{clock, process, socket};
+use crate::sys::{clock, file, process, socket};
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, Mailbox};
 use crate::tools::shell;
@@ -134,7 +134,7 @@ pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
 fn overlays(options: &StartOptions) -> Result<Vec<Layer>> {
     let mut layers = Vec::new();
     if let Some(path) = &options.manifest {
-        let text = std::fs::read_to_string(path)
+        let text = file::read_regular(path, manifest::MANIFEST_BYTES_MAX)
             .map_err(|source| Error::io(format!("read manifest \"{}\"", path.display()), source))?;
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
         let base = absolute.parent().unwrap_or(Path::new("/"));
@@ -356,10 +356,10 @@ fn save_manifest(state_dir: &Path, manifest: &Manifest) -> Result<()> {
     let path = session::manifest_path(state_dir);
     let failed = |source| Error::io(format!("write \"{}\"", path.display()), source);
     let text = serde_json::to_string_pretty(manifest).unwrap_or_default();
-    let directory = crate::sys::file::open_directory(state_dir).map_err(failed)?;
+    let directory = file::open_directory(state_dir).map_err(failed)?;
     let name = path.file_name().map(Path::new).unwrap_or(Path::new("manifest.json"));
-    crate::sys::file::remove_at(&directory, name).map_err(failed)?;
-    crate::sys::file::write_complete(&directory, name, text.as_bytes(), 0o600).map_err(failed)
+    file::remove_at(&directory, name).map_err(failed)?;
+    file::write_complete(&directory, name, text.as_bytes(), 0o600).map_err(failed)
 }
 
 /// The instruction text with who the pod is.

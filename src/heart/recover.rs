@@ -57,7 +57,7 @@ impl Previous {
             )));
         };
         let path = session::manifest_path(&folder);
-        let text = std::fs::read_to_string(&path)
+        let text = crate::sys::file::read_regular(&path, manifest::MANIFEST_BYTES_MAX)
             .map_err(|source| Error::io(format!("read \"{}\"", path.display()), source))?;
         let settings =
             Layer::parse(&text, manifest::Source::Overlay, &path.to_string_lossy(), Path::new("/"))?;

@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use crate::store::paths::nearest_upward;
+use crate::sys::file::read_regular;
 use crate::words::error::{Error, Result};
 use crate::words::text::cut_end;
 
 /// `AGENTS.md` is cut at this length, in bytes.
 const AGENTS_BYTES_MAX: usize = 32 << 10;
 /// Any other instruction is refused beyond this length, in bytes.
-const INSTRUCTION_BYTES_MAX: u64 = 1 << 20;
+const INSTRUCTION_BYTES_MAX: usize = 1 << 20;
 
 const DEFAULT: &str = include_str!("default_instruction.md");
 
@@ -50,9 +51,8 @@ pub fn resolve(name: &str, config: &Path, directory: &Path) -> Result<String> {
         read(&directory.join(name))?
     };
     if let Some(project) = nearest_upward(directory, "AGENTS.md") {
-        match std::fs::read(project.join("AGENTS.md")) {
+        match read_regular(&project.join("AGENTS.md"), INSTRUCTION_BYTES_MAX) {
             Ok(agents) => {
-                let agents = String::from_utf8_lossy(&agents);
                 let cut = cut_end(&agents, AGENTS_BYTES_MAX);
                 text.push_str("\n\n# The project's AGENTS.md\n\n");
                 text.push_str(&cut);
@@ -67,11 +67,8 @@ pub fn resolve(name: &str, config: &Path, directory: &Path) -> Result<String> {
 }
 
 fn read(path: &Path) -> Result<String> {
-    let failed = |source| Error::io(format!("read instruction \"{}\"", path.display()), source);
-    if std::fs::metadata(path).map_err(failed)?.len() > INSTRUCTION_BYTES_MAX {
-        return Err(Error::told(format!("instruction \"{}\" is larger than 1 MiB", path.display())));
-    }
-    std::fs::read_to_string(path).map_err(failed)
+    read_regular(path, INSTRUCTION_BYTES_MAX)
+        .map_err(|source| Error::io(format!("read instruction \"{}\"", path.display()), source))
 }
 
 #[cfg(test)]

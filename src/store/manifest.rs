@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::sys::file::read_regular;
 use crate::words::error::{Error, Result};
 use crate::words::limits::Limits;
 use crate::words::text::harmless_line;
 
 /// The largest manifest that is read, in bytes.
-const MANIFEST_BYTES_MAX: u64 = 1 << 20;
+pub const MANIFEST_BYTES_MAX: usize = 1 << 20;
 
 /// Which kind of model is behind the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -332,16 +333,11 @@ pub fn gather(config: &Path, directory: &Path, overlays: Vec<Layer>) -> Result<M
 }
 
 fn read_layer(path: &Path, source: Source) -> Result<Option<Layer>> {
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.len() > MANIFEST_BYTES_MAX => {
-            return Err(Error::Manifest(format!("manifest \"{}\" is larger than 1 MiB", path.display())));
-        }
-        Ok(_) => {}
+    let text = match read_regular(path, MANIFEST_BYTES_MAX) {
+        Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(Error::io(format!("read manifest \"{}\"", path.display()), source)),
-    }
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| Error::io(format!("read manifest \"{}\"", path.display()), source))?;
+    };
     let base = path.parent().unwrap_or(Path::new("/"));
     // A project's manifest lies in `.insomnia`, and its paths are those of the project.
     let base = if base.ends_with(".insomnia") { base.parent().unwrap_or(base) } else { base };

@@ -116,8 +116,16 @@ impl ScopeLock {
         Ok(Edited { value, reclaimed })
     }
 
-    /// Removes life files that no entry names and nobody holds. To be called inside `edit`.
+    /// Removes life files that no entry names and nobody holds, and folders of pods that have no entry. To be
+    /// called inside `edit`.
     pub fn sweep(&self, table: &AllocationTable) {
+        for entry in std::fs::read_dir(self.runtime.path()).into_iter().flatten().flatten() {
+            let id = entry.file_name().into_string().ok().and_then(|name| PodId::new(name).ok());
+            // Only what a pod makes there, so that nothing of anybody else goes.
+            if id.is_some_and(|id| table.get(&id).is_none()) && entry.path().join("sock").exists() {
+                let _ = std::fs::remove_dir_all(entry.path()); // the next start tries again
+            }
+        }
         let lives = life::all(&self.runtime).unwrap_or_else(|error| {
             log::warn!("cannot sweep: {error}"); // the next start does
             Vec::new()

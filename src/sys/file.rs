@@ -227,6 +227,21 @@ pub fn read_whole(file: &File, bytes_max: usize) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
+/// Reads the regular file that `path` leads to as text, refusing more than `bytes_max` and anything that could
+/// block, such as a pipe.
+///
+/// # Errors
+/// As open(2) and `read_whole`; `InvalidInput` when it is no regular file, `InvalidData` when it is not UTF-8.
+pub fn read_regular(path: &Path, bytes_max: usize) -> io::Result<String> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let file: File = nix::fcntl::open(path, flags, Mode::empty())?.into();
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    let text = read_whole(&file, bytes_max)?;
+    String::from_utf8(text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
 /// What one `stat` says about the state of a file; another state differs in at least one field.
 ///
 /// The change time cannot be set by a program, so keeping size and modification time hides nothing.

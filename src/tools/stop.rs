@@ -125,6 +125,7 @@ fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End>
         return Ok(End::AlreadyEnded);
     }
     if manner.ask {
+        let deadline = Instant::now() + manner.limit; // for the answer and the end together
         match client::ask_within::<Done>(&address_of(target), manner.from, Method::Shutdown, manner.limit) {
             Ok(_) | Err(Error::Unreachable { .. }) => {} // it may be ending already, or hang; the lock tells
             // It is ending, or another life answers in its place: then the one that is meant is as good as gone.
@@ -132,7 +133,7 @@ fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End>
                 if matches!(error.code, ErrorCode::ShuttingDown | ErrorCode::UnknownPod) => {}
             Err(error) => return Err(error),
         }
-        if ended_within(manner.limit) {
+        if ended_within(deadline.saturating_duration_since(Instant::now())) {
             return Ok(End::Graceful);
         }
         if manner.cancel.is_set() {

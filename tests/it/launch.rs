@@ -27,3 +27,31 @@ fn u12_sigterm_ends_an_idle_pod_and_leaves_nothing() {
         assert_eq!(std::fs::read_dir(world.runtime().join("life")).unwrap().count(), 0);
     }
 }
+
+#[test]
+fn a_pipe_where_a_text_should_be_hinders_nobody() {
+    if !crate::world::has_tool("mkfifo") {
+        return;
+    }
+    let world = World::with_script(json!({ "main": [{ "text": "hello" }] }));
+    let pipe = |path: std::path::PathBuf| crate::world::ran(world.program("mkfifo", [path]));
+    pipe(world.project().join("AGENTS.md"));
+    world.start(&[]);
+    assert_eq!(world.turn("main", "hi")["result"], "finished");
+    world.kill("main");
+    std::fs::create_dir(world.project().join(".insomnia")).unwrap();
+    pipe(world.project().join(".insomnia/manifest.json"));
+    let refused = world.pod_command(["--name", "other"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("no regular file"), "{}", refused.stderr);
+    assert_eq!(world.processes(), Vec::<i32>::new());
+}
+
+#[test]
+fn a_folder_that_nobody_owns_goes_with_the_next_start() {
+    let world = World::with_script(json!({}));
+    world.start(&["--name", "gone"]);
+    world.kill("gone");
+    std::fs::remove_file(world.runtime().join("scope.lock")).unwrap();
+    world.start(&["--name", "next"]);
+    assert!(!world.runtime().join("gone").exists() && world.runtime().join("next").exists());
+}

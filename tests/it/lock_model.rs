@@ -448,6 +448,19 @@ impl World {
         if self.pods.values().any(|pod| !pod.writes.is_empty() && took_back(pod)) {
             return true;
         }
+        // Or whether a record names a living pod of the right size that only has the name of its late spawner.
+        let misled = |pod: &ModelPod| {
+            let id = pod
+                .record
+                .delegated_from
+                .as_ref()
+                .map(PodId::as_str)
+                .filter(|id| pod.spawner.as_deref() != Some(*id));
+            id.and_then(|id| self.pods.get(id)).is_some_and(|named| pod.writes.is_subset(&named.writes))
+        };
+        if self.pods.values().any(|pod| !pod.writes.is_empty() && misled(pod)) {
+            return true;
+        }
         self.pods.values().any(|pod| {
             let named = pod.record.delegated_from.as_ref().and_then(|id| self.pods.get(id.as_str()));
             named.is_some_and(|named| {
