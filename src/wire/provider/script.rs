@@ -148,7 +148,7 @@ mod tests {
                 {"error": {"status": 400, "message": "prompt is too long"}},
                 {"delay_ms": 3600000, "text": "late"}],
             "*": [{"text": "hi"}]}}"#;
-        Script::parse(text, "/work", "main-2").unwrap()
+        Script::parse(text, "/home/w", "main-2").unwrap()
     }
 
     fn ask(name: &str, number: u64) -> (Outcome, Vec<String>) {
@@ -162,12 +162,12 @@ mod tests {
     fn each_request_takes_the_next_reply_of_the_pods_list() {
         let (outcome, heard) = ask("main", 0);
         let message = outcome.unwrap();
-        assert_eq!(message.text, "I start in /work");
+        assert_eq!(message.text, "I start in /home/w");
         assert_eq!((heard.concat(), heard.len()), (message.text, 2));
         assert_eq!(message.stop, Stop::ToolUse);
         let calls: Vec<_> =
             message.tool_calls.iter().map(|call| (call.id.as_str(), call.input.to_string())).collect();
-        let input = r#"{"deep":[{"who":"main-2"}],"path":"/work/a"}"#;
+        let input = r#"{"deep":[{"who":"main-2"}],"path":"/home/w/a"}"#;
         assert_eq!(calls, [("call_0_0", input.to_owned()), ("call_0_1", "{}".to_owned())]);
         let check = |name: &str, number: u64, expected: &str| {
             assert_eq!(ask(name, number).0.unwrap().text, expected);
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn a_fault_in_a_script_names_its_place() {
         let check = |text: &str, expected: &str| {
-            let told = Script::parse(text, "/work", "main-2").unwrap_err();
+            let told = Script::parse(text, "/home/w", "main-2").unwrap_err();
             assert!(told.contains(expected), "{text}: {told}");
         };
         check("{", "EOF while parsing an object at line 1");
