@@ -8,9 +8,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::store::life;
 use crate::store::registry::{Origin, PodRecord};
 use crate::store::session::Session;
-use crate::store::{life, registry::Registry};
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
 use crate::tools::input;
@@ -142,15 +142,21 @@ fn read_input<T: DeserializeOwned>(tool: &str, input: Value) -> Result<T> {
     input::parse(tool, &schema.unwrap_or_default(), input)
 }
 
-/// A known pod that lives, or the sentence that says which pods there are.
-fn known(registry: &Registry, pod_id: &str) -> Result<PodRecord> {
-    let unknown = || {
-        let names: Vec<String> = registry.pods().iter().map(|record| record.pod_id.to_string()).collect();
+/// A known pod that lives, or the sentence that says which pods there are. The lock is the truth about who is
+/// below this pod, so one that is not known yet is looked for there.
+fn known(context: &PodContext, pod_id: &str) -> Result<PodRecord> {
+    let find = || PodId::new(pod_id).ok().and_then(|id| context.registry.get(&id));
+    if let Some(record) = find() {
+        return Ok(record);
+    }
+    survey::add_descendants(context, &context.lock.read()?)?;
+    find().ok_or_else(|| {
+        let names: Vec<String> =
+            context.registry.pods().iter().map(|record| record.pod_id.to_string()).collect();
         let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         let shown = crate::words::text::harmless_line(&crate::words::text::cut_end(pod_id, 64));
         Error::told(format!("there is no living pod \"{shown}\" that you know; you know: {names}"))
-    };
-    PodId::new(pod_id).ok().and_then(|id| registry.get(&id)).ok_or_else(unknown)
+    })
 }
 
 /// Runs SendToPod.
@@ -159,7 +165,7 @@ fn known(registry: &Registry, pod_id: &str) -> Result<PodRecord> {
 /// When the pod is not known, does not answer, or refuses.
 pub fn send(context: &PodContext, input: Value) -> Result<Value> {
     let input: SendInput = read_input("SendToPod", input)?;
-    let record = known(&context.registry, &input.pod_id)?;
+    let record = known(context, &input.pod_id)?;
     let method = Method::Run { input: input.message };
     let reply: RunReply = client::ask(&address_of_record(&record), Some(&context.own), method)?;
     Ok(json!({ "pod_id": record.pod_id, "delivered": true, "turn": reply.turn, "queued": reply.queued }))
@@ -171,7 +177,7 @@ pub fn send(context: &PodContext, input: Value) -> Result<Value> {
 /// When the pod was never known, or lives but does not answer.
 pub fn read(context: &PodContext, input: Value) -> Result<Value> {
     let input: ReadInput = read_input("ReadPodOutput", input)?;
-    let living = known(&context.registry, &input.pod_id);
+    let living = known(context, &input.pod_id);
     let record = match (living, PodId::new(input.pod_id.clone()).ok()) {
         (Ok(record), _) => record,
         (Err(unknown), Some(pod_id)) => context.registry.get_ended(&pod_id).ok_or(unknown)?,
@@ -226,7 +232,7 @@ pub fn list(context: &PodContext, input: Value) -> Result<Value> {
 /// When the pod is not known or was only introduced, does not end, or the wait is cancelled.
 pub fn stop_pod(context: &PodContext, input: Value, cancel: &Cancel) -> Result<Value> {
     let input: StopInput = read_input("StopPod", input)?;
-    let record = known(&context.registry, &input.pod_id)?;
+    let record = known(context, &input.pod_id)?;
     if record.origin == Origin::Introduced {
         return Err(Error::told(format!(
             "pod \"{}\" was only introduced to you: you may send to it and read it, not stop it",
@@ -276,8 +282,8 @@ pub fn stop_pod(context: &PodContext, input: Value, cancel: &Cancel) -> Result<V
 /// When one of the two is not known, or `to` does not take introductions from this pod.
 pub fn introduce(context: &PodContext, input: Value) -> Result<Value> {
     let input: IntroduceInput = read_input("IntroducePod", input)?;
-    let to = known(&context.registry, &input.to)?;
-    let other = known(&context.registry, &input.pod_id)?;
+    let to = known(context, &input.to)?;
+    let other = known(context, &input.pod_id)?;
     let pods = vec![Introduction { pod_id: other.pod_id.clone(), life: other.life }];
     client::ask::<Done>(&address_of_record(&to), Some(&context.own), Method::Introduce { pods })?;
     Ok(json!({ "to": to.pod_id, "knows": other.pod_id }))
@@ -335,7 +341,7 @@ pub fn wait(context: &PodContext, input: Value, cancel: &Cancel) -> Result<Value
 }
 
 fn known_or_ended(context: &PodContext, pod_id: &str) -> Result<PodRecord> {
-    known(&context.registry, pod_id).or_else(|unknown| {
+    known(context, pod_id).or_else(|unknown| {
         let ended = PodId::new(pod_id).ok().and_then(|id| context.registry.get_ended(&id));
         ended.ok_or(unknown)
     })

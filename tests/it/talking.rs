@@ -398,3 +398,23 @@ fn a_pod_of_the_same_name_gets_no_message_meant_for_the_dead_one() {
     assert!(!ok, "{text}");
     assert_eq!(world.count("coder", "input"), 0);
 }
+
+#[test]
+fn a_pod_below_that_no_record_names_is_found_in_the_lock() {
+    let script = json!({
+        "main": [calls(&[spawn("kid", &["k:write"]), call("WaitPods", json!({}))]), { "text": "ok" },
+                 calls(&[call("StopPod", json!({ "pod_id": "kid" }))]), { "text": "ok" }],
+        "kid": [{ "text": "ready" }],
+    });
+    let world = World::with_script(script);
+    world.start(&["--scope", ".:write"]);
+    world.turn("main", "go");
+    world.kill("main");
+    let state_dir = std::fs::read_dir(world.state().join("main")).unwrap().next().unwrap().unwrap().path();
+    std::fs::remove_file(state_dir.join("spawned_pods.json")).unwrap();
+    assert_eq!(world.insomnia(["resume", "main"]).code, Some(0));
+    world.turn("main", "stop it");
+    let stopped = world.results("main", "StopPod").remove(0);
+    assert!(stopped.0, "{stopped:?}");
+    assert_eq!(world.entry("kid"), None);
+}
