@@ -10,7 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 
@@ -41,6 +41,9 @@ use crate::words::limits::FAREWELL_DEADLINE;
 use crate::words::message::Item;
 use crate::words::protocol::{PodEvent, Sender};
 use crate::words::scope::Rule;
+
+/// How long those who stream events get for the last ones when the pod has ended.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// What a pod is started with.
 #[derive(Debug, Clone, Default)]
@@ -285,6 +288,7 @@ impl Registered {
             registry: Registry::open(state_dir)?,
             events: EventSender::new(own.clone(), callback, lock.clone()),
             ending: AtomicBool::new(false),
+            streams: AtomicUsize::new(0),
             own,
             spawner,
             directory,
@@ -432,6 +436,11 @@ impl Pod {
             log::warn!("nobody answers during the end: {error}"); // clients see the connection close
         }
         say_goodbye(&self.context);
+        // Their threads die with the process; one that does not read may not hold the end up for long.
+        let last_words = Instant::now() + LAST_WORDS;
+        while self.context.streams.load(Ordering::SeqCst) > 0 && Instant::now() < last_words {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

@@ -357,12 +357,14 @@ fn stream_events(mut stream: UnixStream, lines: LineReader, context: &PodContext
     };
     let cursor = reply.cursor;
     write_reply(&mut stream, &Reply::from(Ok::<_, WireError>(reply)));
+    context.streams.fetch_add(1, Ordering::SeqCst);
     let reason = replay(&mut stream, context, cursor, logged_until)
         .and_then(|()| follow(&mut stream, lines, context, &events));
     if let Err(Some(reason)) = reason {
         let line = StreamEvent::Dropped { reason }.to_line();
         let _ = socket::write_by(&mut stream, line.as_bytes(), Instant::now() + WIRE_TIMEOUT); // the last word
     }
+    context.streams.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// Why a stream ends: a reason for the client, or nothing because the client is gone.

@@ -1,7 +1,7 @@
 //! What a pod is and holds, shared by its connections, its turn and its watchers.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::store::manifest::Manifest;
 use crate::store::paths::Directories;
@@ -49,6 +49,8 @@ pub struct PodContext {
     pub sandbox: Sandbox,
     /// Whether it is ending and refuses new work; set once, by the controller.
     pub ending: AtomicBool,
+    /// Connections that stream events; the end gives them a moment for the last ones.
+    pub streams: AtomicUsize,
 }
 
 impl PodContext {
