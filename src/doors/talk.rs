@@ -405,11 +405,7 @@ fn row(pod: &Value) -> Vec<String> {
 /// A pod that lives but does not answer, as far as its session tells.
 fn unanswered(machine: &Machine, entry: &Allocation) -> Value {
     let folder = survey::session_folder(&machine.directories.state, &entry.pod_id, &entry.life);
-    let summary = folder
-        .as_deref()
-        .and_then(|folder| Session::open_to_read(folder).ok())
-        .map(|session| session.summary());
-    let summary = summary.unwrap_or_default();
+    let summary = survey::logged_summary(folder.as_deref());
     let state_dir = folder.map(|folder| folder.to_string_lossy().into_owned()).unwrap_or_default();
     json!(StatusReply {
         pod_id: entry.pod_id.clone(),

@@ -92,7 +92,7 @@ impl Controller {
     ) -> Controller {
         let notices = NoticeBuffer::new(context.manifest.limits.notices);
         let published = context.session.len();
-        let (status, detail, paused) = match context.session.summary().last_result {
+        let (status, detail, paused) = match context.session.ask(|summary| summary.last_result) {
             None => (Status::Idle, "no turn yet".to_owned(), None),
             Some(TurnResult::Finished) => (Status::Idle, "waiting for input".to_owned(), None),
             Some(TurnResult::Failed | TurnResult::Cancelled | TurnResult::Limit) => {
@@ -447,7 +447,7 @@ impl Controller {
         let Phase::Idle { worker, paused } = std::mem::replace(&mut self.phase, Phase::Over) else {
             return Err(shutting_down());
         };
-        let turn = self.context.session.summary().turn + 1;
+        let turn = self.context.session.ask(|summary| summary.turn) + 1;
         let (notices, inputs) = (self.notices.drain(), std::mem::take(&mut self.queued));
         let opening = Opening { turn, cause, notices, inputs, cancel: cancel.clone() };
         // The worker goes through a slot, so that it is not lost with a thread that could not be started.

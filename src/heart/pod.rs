@@ -91,7 +91,7 @@ impl From<Error> for NotStarted {
     }
 }
 
-/// Starts a pod up to the point where it accepts connections. To be called while the process has one thread.
+/// Starts a pod up to the point where it accepts connections. To be called before another thread makes files.
 ///
 /// # Errors
 /// With the reason, after entry, folder and socket have been taken back.

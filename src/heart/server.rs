@@ -23,7 +23,7 @@ use crate::words::identity::Life;
 use crate::words::limits::{
     MAX_CONNECTIONS, MAX_LAST_RESPONSE_BYTES, MAX_LINE_BYTES, SUBSCRIBER_QUEUE, WIRE_TIMEOUT,
 };
-use crate::words::message::{LoggedItem, Summary};
+use crate::words::message::LoggedItem;
 use crate::words::notification::render_message;
 use crate::words::protocol::{
     Done, ErrorCode, HistoryReply, Introduction, Method, OutputReply, PROTOCOL_VERSION, PodsReply, Reply,
@@ -309,7 +309,7 @@ fn history(context: &PodContext, since: Option<u64>) -> Result<HistoryReply, Wir
 fn output(context: &PodContext, since: Option<u64>) -> Result<OutputReply, WireError> {
     let state = context.mailbox.state().ok_or_else(shutting_down)?;
     let (text, cursor, more) = context.session.output(since).map_err(internal)?;
-    let Summary { turn, last_result, .. } = context.session.summary();
+    let (turn, last_result) = context.session.ask(|summary| (summary.turn, summary.last_result));
     Ok(OutputReply { status: state.status, text, cursor, more, turn, last_result })
 }
 

@@ -127,7 +127,7 @@ impl Worker {
             }
             Stop::Refusal => Err(Halt::Failed("the model, or a filter before it, refused to answer".into())),
             Stop::Done | Stop::ToolUse => {
-                let has_answered = !self.context.session.summary().last_response.is_empty();
+                let has_answered = self.context.session.ask(|summary| !summary.last_response.is_empty());
                 let after_tools =
                     matches!(self.conversation.iter().rev().nth(1), Some(Item::ToolResult { .. }));
                 if has_answered || after_tools {
@@ -153,7 +153,7 @@ impl Worker {
                 system: &self.instruction,
                 items: &self.conversation,
                 tools: self.toolbox.specs(),
-                number: self.context.session.summary().requests,
+                number: self.context.session.ask(|summary| summary.requests),
             };
             let (reason, wanted) = match self.provider.request(&request, cancel, &mut show) {
                 Ok(message) => return Ok(message),

@@ -141,19 +141,11 @@ fn sound(table: &AllocationTable) -> Repaired {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::store::life::HeldLife;
-    use crate::store::paths::RuntimeDirectory;
+    use crate::store::scope_lock::tests::fresh;
     use crate::words::allocation::tests::entry;
     use crate::words::limits::Limits;
-
-    fn fresh() -> (tempfile::TempDir, ScopeLock) {
-        let place = tempfile::tempdir().unwrap();
-        let runtime = RuntimeDirectory::open_or_create(&place.path().join("r")).unwrap();
-        (place, ScopeLock::new(Arc::new(runtime)))
-    }
 
     /// A root and its child, both alive as long as the result is kept.
     fn family(lock: &ScopeLock) -> Vec<HeldLife> {

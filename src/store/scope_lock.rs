@@ -357,12 +357,12 @@ impl ScopeView {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::words::allocation::tests::entry;
     use crate::words::limits::Limits;
 
-    fn fresh() -> (tempfile::TempDir, ScopeLock) {
+    pub(crate) fn fresh() -> (tempfile::TempDir, ScopeLock) {
         let place = tempfile::tempdir().unwrap();
         let runtime = RuntimeDirectory::open_or_create(&place.path().join("r")).unwrap();
         (place, ScopeLock::new(Arc::new(runtime)))

@@ -181,7 +181,7 @@ impl Session {
         let path = self.directory.join(INBOX);
         let text = std::fs::read(&path)
             .map_err(|source| Error::io(format!("read \"{}\"", path.display()), source))?;
-        let heard = usize::try_from(self.summary().inputs).unwrap_or(usize::MAX);
+        let heard = usize::try_from(self.ask(|summary| summary.inputs)).unwrap_or(usize::MAX);
         let lines = text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n"));
         Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).skip(heard).collect())
     }
@@ -247,6 +247,11 @@ impl Session {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// One thing that the items say about the pod, without a copy of the rest.
+    pub fn ask<T>(&self, question: impl FnOnce(&Summary) -> T) -> T {
+        question(&self.log().summary)
     }
 
     /// What the items say about the pod.

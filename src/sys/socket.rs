@@ -15,7 +15,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 /// design keeps four in reserve.
 pub const MAX_PATH_BYTES: usize = 103;
 
-/// Listens at `path` with mode 0600 from the first moment. To be called while the process has one thread.
+/// Listens at `path` with mode 0600 from the first moment. To be called before another thread makes files.
 ///
 /// The umask is process-wide, so it is narrowed only around the call.
 ///

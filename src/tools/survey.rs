@@ -64,6 +64,13 @@ pub fn last_known(summary: &Summary) -> Status {
     }
 }
 
+/// What the log in a session folder says of its pod; nothing where there is none to be read.
+#[must_use]
+pub fn logged_summary(folder: Option<&Path>) -> Summary {
+    let logged = folder.and_then(|folder| Session::open_to_read(folder).ok());
+    logged.map(|session| session.summary()).unwrap_or_default()
+}
+
 /// The folder of the newest session of this life, for a pod that does not say it itself.
 #[must_use]
 pub fn session_folder(state: &Path, pod_id: &PodId, life: &Life) -> Option<PathBuf> {
@@ -181,8 +188,7 @@ fn describe(
         },
         None => {
             let lives = life::probe(lock.runtime(), &record.life) == life::Holding::Held;
-            let logged = record.state_dir.as_deref().and_then(|folder| Session::open_to_read(folder).ok());
-            let summary = logged.map(|session| session.summary()).unwrap_or_default();
+            let summary = logged_summary(record.state_dir.as_deref());
             let (status, detail) = if lives {
                 (last_known(&summary), "lives but does not answer")
             } else {

@@ -107,7 +107,7 @@ impl Toolbox {
             return text;
         }
         self.results_written += 1;
-        let turn = self.context.session.summary().turn;
+        let turn = self.context.session.ask(|summary| summary.turn);
         let path = self.context.session.results().join(format!("{turn}-{}-{tool}.txt", self.results_written));
         let place = match write_result(&path, &text) {
             Ok(()) => format!("the whole is in \"{}\", which ReadFile can page", path.display()),

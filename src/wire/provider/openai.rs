@@ -182,7 +182,6 @@ mod tests {
     use super::*;
     use crate::wire::provider::ToolSpec;
     use crate::wire::provider::conversation::tests::{input, reply, result};
-    use crate::wire::provider::sse::Framer;
     use crate::words::message::{AssistantMessage, Item};
 
     fn body(items: &[Item], tools: &[ToolSpec], limit: Option<(&str, u64)>) -> Value {
@@ -219,24 +218,8 @@ mod tests {
         assert_eq!(newer.get("max_completion_tokens"), Some(&json!(9)));
     }
 
-    /// Runs a stream through framing and parsing; also checks that what was streamed is the text.
     fn play(stream: &str) -> Result<Option<AssistantMessage>, Trouble> {
-        let (mut framer, mut reply, mut heard) = (Framer::default(), Reply::default(), String::new());
-        let mut events = framer.push(stream.as_bytes()).unwrap();
-        events.extend(framer.finish());
-        for event in events {
-            let progress = take(&mut reply, &event)?;
-            reply.stream(&mut |text| heard.push_str(text));
-            if progress == Progress::Complete {
-                break;
-            }
-        }
-        if !reply.is_complete {
-            return Ok(None);
-        }
-        let message = reply.finish();
-        assert_eq!(message.text, heard);
-        Ok(Some(message))
+        crate::wire::provider::reply::tests::play(take, stream)
     }
 
     /// Text, calls as `id name arguments`, stop: of a stream of these deltas and this finish reason.

@@ -160,8 +160,32 @@ fn input_of_value(value: Value) -> Value {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::wire::provider::sse::Framer;
+
+    /// Runs a stream through framing and parsing; also checks that what was streamed is the text.
+    pub(crate) fn play(
+        take: impl Fn(&mut Reply, &str) -> Result<Progress, Trouble>,
+        stream: &str,
+    ) -> Result<Option<AssistantMessage>, Trouble> {
+        let (mut framer, mut reply, mut heard) = (Framer::default(), Reply::default(), String::new());
+        let mut events = framer.push(stream.as_bytes()).unwrap();
+        events.extend(framer.finish());
+        for event in events {
+            let progress = take(&mut reply, &event)?;
+            reply.stream(&mut |text| heard.push_str(text));
+            if progress == Progress::Complete {
+                break;
+            }
+        }
+        if !reply.is_complete {
+            return Ok(None);
+        }
+        let message = reply.finish();
+        assert_eq!(message.text, heard);
+        Ok(Some(message))
+    }
 
     #[test]
     fn arguments_are_always_an_object() {
