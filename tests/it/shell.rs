@@ -639,14 +639,23 @@ fn a_key_file_inside_the_scope_is_hidden_and_stays_where_it_is() {
 #[test]
 fn s09_inside_its_own_shell_a_pod_is_confined_or_says_why_not() {
     let script = json!({ "pods": { "main": [{ "tool_calls": [call("echo inner; touch /etc/x")] }, { "text": "done" }] } });
-    let (pod, insomnia) = (env!("CARGO_BIN_EXE_pod"), env!("CARGO_BIN_EXE_insomnia"));
+    // In the scope, because a checkout below /tmp is hidden by the private one.
+    let world = World::new();
+    let copy = |program: &str, name: &str| {
+        let place = world.project().join(name);
+        fs::copy(program, &place).unwrap();
+        place.display().to_string()
+    };
+    let (pod, insomnia) =
+        (copy(env!("CARGO_BIN_EXE_pod"), "pod"), copy(env!("CARGO_BIN_EXE_insomnia"), "insomnia"));
     let command = format!(
         "export INSOMNIA_RUNTIME_DIR=/tmp/r XDG_STATE_HOME=/tmp/s XDG_CONFIG_HOME=/tmp/c; mkdir -p /tmp/c/insomnia /tmp/w; \
          echo '{}' > /tmp/c/insomnia/manifest.json; echo '{script}' > /tmp/script; cd /tmp/w; {pod} --scope .:write --task go; \
          {insomnia} list --json; for n in $(seq 100); do grep -h tool_result /tmp/s/insomnia/main/*/history.jsonl && exit; sleep 0.05; done",
         json!({ "provider": { "kind": "script", "file": "/tmp/script" } })
     );
-    let inner = one(&command);
+    world.script(json!({ "main": [{ "tool_calls": [call(command)] }, { "text": "done" }] }));
+    let inner = go(&world, &[".:write"]).remove(0).1;
     assert!(inner.contains("inner\\ntouch: cannot touch '/etc/x': Read-only file system"), "{inner}");
     // In the shell of a root no new /proc may be mounted, because it would show kernel settings that root can write.
     let is_root = process::own_uid() == 0;
