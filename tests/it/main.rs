@@ -12,6 +12,7 @@
 
 mod architecture;
 mod cases;
+mod examples;
 mod files;
 mod launch;
 mod lessons;
