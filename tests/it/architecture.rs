@@ -1,5 +1,6 @@
 //! The floors hold: a module uses only what lies below it, and only `sys` names the system's own crates.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -120,4 +121,91 @@ fn the_default_build_has_eight_direct_dependencies_and_at_most_thirty_crates() {
     crates.sort_unstable();
     crates.dedup();
     assert!(crates.len() > 8 && crates.len() <= 30, "{} crates: {crates:?}", crates.len());
+}
+
+fn document(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap()
+}
+
+/// What stands between backticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+#[test]
+fn every_test_that_a_document_names_exists() {
+    for (name, least) in [("ARCHITECTURE.md", 10), ("SECURITY.md", 20)] {
+        let text = document(name);
+        let named = text.lines().filter(|line| line.starts_with('|')).flat_map(quoted);
+        let tests: Vec<&str> = named.filter(|text| text.contains("::")).collect();
+        assert!(tests.len() >= least, "{name} names {tests:?}");
+        for test in tests {
+            assert!(crate::cases::is_a_test(test), "{name}: there is no test {test}");
+        }
+    }
+}
+
+#[test]
+fn the_auditors_page_names_every_place_that_matters() {
+    let places = [
+        ("starts a process", vec!["Program::new(", "start_self(", "start_own_image(", "Command::new("]),
+        (
+            "opens a socket",
+            vec!["socket::listen(", "socket::connect(", "UnixStream::pair(", "UnixListener::bind("],
+        ),
+        (
+            "creates, changes or removes files",
+            vec![
+                "file::write_complete",
+                "file::replace_at",
+                "file::create_at",
+                "file::make_directory_at",
+                "file::remove_at",
+                "file::rename_at",
+                "file::rename_new_at",
+                "file::link_at",
+                "File::options()",
+                "fs::write(",
+                "fs::create_dir",
+                "fs::remove_",
+                "fs::rename(",
+                "DirBuilder::new()",
+                "set_len(",
+                "renameat2(",
+                "unlinkat(",
+                "mkdirat(",
+                "linkat(",
+            ],
+        ),
+        ("is unsafe", vec!["unsafe {"]),
+    ];
+    let page = document("SECURITY.md");
+    for (what, marks) in places {
+        let row = page.lines().find(|line| line.starts_with(&format!("| {what} |")));
+        let told: BTreeSet<String> = quoted(row.unwrap_or_default()).map(str::to_owned).collect();
+        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let does = |path: &PathBuf| marks.iter().any(|mark| code(path).contains(mark));
+        let found: BTreeSet<String> = modules()
+            .into_iter()
+            .map(|(path, _)| path)
+            .filter(does)
+            .map(|path| path.strip_prefix(&src).unwrap().to_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(told, found, "SECURITY.md, row \"{what}\"");
+    }
+}
+
+#[test]
+fn the_auditors_page_tells_the_size_of_each_floor() {
+    let page = document("SECURITY.md");
+    let mut lines = [0; FLOORS.len()];
+    for (path, floor) in modules() {
+        lines[floor] += code(&path).lines().filter(|line| !line.trim().is_empty()).count();
+    }
+    let all = lines.iter().sum();
+    for (name, count) in FLOORS.into_iter().zip(lines).chain([("all", all)]) {
+        let row = page.lines().find_map(|line| line.strip_prefix(&format!("| {name} | ")));
+        let told: usize = row.unwrap().trim_end_matches(" |").replace(',', "").parse().unwrap();
+        assert!(told.abs_diff(count) * 20 <= count, "{name} has {count} lines, SECURITY.md says {told}");
+    }
 }

@@ -481,13 +481,18 @@ fn tests_of(path: &Path) -> Vec<String> {
     found
 }
 
+/// Whether there is a test of this name: `module::name` of this crate, or `floor::file::name` of the sources.
+pub fn is_a_test(test: &str) -> bool {
+    let (module, name) = test.rsplit_once("::").unwrap();
+    tests_of(&file_of(module)).iter().any(|found| found == name)
+}
+
 fn check(cases: &[Case]) {
     let mut missing = Vec::new();
     for Case { what, tests, reason } in cases {
         assert!(tests.is_empty() != reason.is_empty(), "{what}: tests or a reason");
         for test in tests {
-            let (module, name) = test.rsplit_once("::").unwrap();
-            if !tests_of(&file_of(module)).iter().any(|found| found == name) {
+            if !is_a_test(test) {
                 missing.push(format!("{what}: {test}"));
             }
         }
