@@ -175,3 +175,52 @@ fn u05_root_is_served_by_the_pod_of_a_user() {
         "{refused:?}"
     );
 }
+
+/// Copies of both binaries that everybody can start, and an empty home of nobody.
+fn for_a_newcomer(world: &World) -> (PathBuf, PathBuf) {
+    let (programs, home) = (world.path("programs"), world.path("empty"));
+    std::fs::create_dir_all(&programs).unwrap();
+    std::fs::create_dir_all(&home).unwrap();
+    for program in [env!("CARGO_BIN_EXE_pod"), env!("CARGO_BIN_EXE_insomnia")] {
+        std::fs::copy(program, programs.join(Path::new(program).file_name().unwrap())).unwrap();
+    }
+    set_mode(&world.path(""), 0o755);
+    std::os::unix::fs::chown(&home, NOBODY.parse().ok(), NOBODY.parse().ok()).unwrap();
+    (programs.join("insomnia"), home)
+}
+
+/// The demo with these words before it, `PATH` and perhaps a home as its environment, from the root directory.
+fn demo(program: &str, words: Vec<String>, home: Option<&Path>) {
+    let path = ("PATH".into(), std::env::var_os("PATH").unwrap());
+    let home = home.map(|home| ("HOME".into(), home.into()));
+    let program = Program::new(program, words.into_iter().chain(["demo".to_owned()]));
+    let demo = ran(program.only_env([path].into_iter().chain(home)).directory(Path::new("/")));
+    assert_eq!(demo.code, Some(0), "{}\n{}", demo.stdout, demo.stderr);
+    assert!(demo.stdout.contains("[ok] nobody is left"), "{}", demo.stdout);
+}
+
+#[test]
+fn the_demo_runs_for_a_new_user_with_an_empty_home_or_none() {
+    if !can_be_another() {
+        return;
+    }
+    let world = World::new();
+    let (insomnia, home) = for_a_newcomer(&world);
+    demo("setpriv", as_nobody(&insomnia), Some(&home));
+    demo("setpriv", as_nobody(&insomnia), None);
+    assert_eq!(std::fs::read_dir(home).unwrap().count(), 0, "it left something behind");
+}
+
+#[test]
+fn the_demo_runs_where_everything_but_tmp_is_read_only() {
+    if !can_be_another() || !has_tool("bwrap") {
+        return;
+    }
+    let world = World::new();
+    let (insomnia, _) = for_a_newcomer(&world);
+    let words =
+        "--ro-bind / / --dev /dev --proc /proc --tmpfs /tmp --unshare-pid --die-with-parent --ro-bind";
+    let programs = insomnia.parent().unwrap().to_str().unwrap();
+    let words = words.split(' ').chain([programs, "/tmp/programs", "/tmp/programs/insomnia"]);
+    demo("bwrap", words.map(str::to_owned).collect(), None);
+}
