@@ -21,13 +21,16 @@ const NAME_BYTES_MAX: usize = 64;
 /// The body of a request.
 ///
 /// Tools, instruction and the conversation up to its last block are marked for the provider's cache: all of it
-/// comes again, unchanged, in the next request.
+/// comes again, unchanged, in the next request. What was marked last time is marked once more, because the
+/// provider looks back only 20 blocks from a mark, which a reply of ten calls exceeds.
 pub(super) fn request_body(model: &str, max_tokens: u64, request: &ModelRequest<'_>) -> Value {
     let mark = json!({"type": "ephemeral"});
     let mut list: Vec<Value> = rounds(request.items).iter().flat_map(messages).collect();
-    let last_block = list.last_mut().and_then(|last| last.get_mut("content")?.as_array_mut()?.last_mut());
-    if let Some(block) = last_block {
-        set(block, "cache_control", mark.clone());
+    for message in list.iter_mut().rev().step_by(2).take(2) {
+        let blocks = message.get_mut("content").and_then(Value::as_array_mut);
+        if let Some(block) = blocks.and_then(|blocks| blocks.last_mut()) {
+            set(block, "cache_control", mark.clone());
+        }
     }
     let mut body = json!({ "model": model, "max_tokens": max_tokens, "stream": true, "messages": list });
     if !request.system.trim().is_empty() {
@@ -42,16 +45,26 @@ pub(super) fn request_body(model: &str, max_tokens: u64, request: &ModelRequest<
 /// What the model said, if anything, and what was said to it.
 fn messages(round: &Round<'_>) -> Vec<Value> {
     let clean = |name| clean_name(name, NAME_BYTES_MAX);
-    let text_block = |text: &str| json!({"type": "text", "text": text});
     let mut said: Vec<Value> = Vec::new();
     for reply in &round.replies {
-        // Reasoning of another provider stays in the log: this one would refuse it.
-        said.extend(reply.thinking.iter().filter(|block| is_reasoning(block)).cloned());
-        said.extend(Some(&reply.text).filter(|text| !text.trim().is_empty()).map(|text| text_block(text)));
-        said.extend(reply.tool_calls.iter().map(|call| {
+        let mut text = Some(&*reply.text).filter(|text| !text.trim().is_empty());
+        let mut calls = reply.tool_calls.iter().map(|call| {
             let (id, name) = (clean(&call.id), clean(&call.name));
             json!({"type": "tool_use", "id": id, "name": name, "input": call.input})
-        }));
+        });
+        for block in &reply.thinking {
+            match text_of(block, "type") {
+                "thinking" | "redacted_thinking" => said.push(block.clone()),
+                "text" => {
+                    text = None; // it is all among the reasoning
+                    said.push(block.clone());
+                }
+                "tool_use" => said.extend(calls.next()),
+                _ => {} // reasoning of another provider stays in the log: this one would refuse it
+            }
+        }
+        said.extend(text.map(text_block));
+        said.extend(calls);
     }
     let answers = round.answers.iter().map(|ToolAnswer { id, ok, text }| {
         let mut block = json!({"type": "tool_result", "tool_use_id": clean(id), "content": text});
@@ -64,6 +77,10 @@ fn messages(round: &Round<'_>) -> Vec<Value> {
     let said = Some(said).filter(|said| !said.is_empty());
     let said = said.map(|said| json!({"role": "assistant", "content": said}));
     said.into_iter().chain([json!({"role": "user", "content": told})]).collect()
+}
+
+fn text_block(text: &str) -> Value {
+    json!({"type": "text", "text": text})
 }
 
 fn is_reasoning(block: &Value) -> bool {
@@ -86,15 +103,6 @@ pub fn take(reply: &mut Reply, data: &str) -> Result<Progress, Trouble> {
             take_usage(reply, at(event, "/usage"));
         }
         "message_stop" => return end(reply),
-        "message" => {
-            // The reply of a server that does not stream.
-            for (index, block) in (0..).zip(at(event, "/content").as_array().into_iter().flatten()) {
-                start_block(reply, index, block);
-            }
-            reply.stop = at(event, "/stop_reason").as_str().map(stop_of);
-            take_usage(reply, at(event, "/usage"));
-            return end(reply);
-        }
         "error" => return Err(Trouble::told(event.get("error").unwrap_or(event))),
         "" if event.get("error").is_some() => return Err(Trouble::told(at(event, "/error"))),
         _ => {} // ping, content_block_stop, and what newer versions add
@@ -122,15 +130,15 @@ fn start_block(reply: &mut Reply, index: u64, block: &Value) {
 
 fn add_to_block(reply: &mut Reply, index: u64, delta: &Value) -> Result<(), Trouble> {
     let field = match text_of(delta, "type") {
-        "text_delta" => {
-            reply.text.push_str(text_of(delta, "text"));
-            return Ok(());
-        }
+        "text_delta" => "text",
         "input_json_delta" => "partial_json",
         "thinking_delta" => "thinking",
         "signature_delta" => "signature",
         _ => return Ok(()), // citations and the like
     };
+    if field == "text" {
+        reply.text.push_str(text_of(delta, field));
+    }
     let Some((_, block)) = reply.blocks.iter_mut().rev().find(|(at, _)| *at == index) else {
         return Err(Trouble::Broken(format!("the stream goes on with block {index}, which never began")));
     };
@@ -142,16 +150,27 @@ fn add_to_block(reply: &mut Reply, index: u64, delta: &Value) -> Result<(), Trou
 }
 
 /// Turns the blocks, which are whole now, into calls and reasoning.
+///
+/// The API wants reasoning back where it was. Mostly it comes first; where it does not, texts and the places of
+/// calls are kept among it.
 fn end(reply: &mut Reply) -> Result<Progress, Trouble> {
-    for (_, block) in std::mem::take(&mut reply.blocks) {
-        if is_reasoning(&block) {
-            reply.thinking.push(block);
-        } else if text_of(&block, "type") == "tool_use" {
-            let [id, name, arguments] =
-                ["id", "name", "partial_json"].map(|name| text_of(&block, name).to_owned());
-            // A server that does not stream arguments gives them at the start.
-            let given = at(&block, "/input").clone();
-            reply.add_call(PartialCall { index: None, id, name, arguments, given })?;
+    let blocks = std::mem::take(&mut reply.blocks);
+    let is_interleaved =
+        !blocks.iter().map(|(_, block)| block).skip_while(|b| is_reasoning(b)).all(|b| !is_reasoning(b));
+    for (_, block) in blocks {
+        let text = text_of(&block, "text");
+        match text_of(&block, "type") {
+            "text" if is_interleaved && !text.trim().is_empty() => reply.thinking.push(text_block(text)),
+            "tool_use" => {
+                let [id, name, arguments] =
+                    ["id", "name", "partial_json"].map(|name| text_of(&block, name).to_owned());
+                // A server that does not stream arguments gives them at the start.
+                let given = at(&block, "/input").clone();
+                reply.add_call(PartialCall { index: None, id, name, arguments, given })?;
+                reply.thinking.extend(is_interleaved.then(|| json!({"type": "tool_use"})));
+            }
+            _ if is_reasoning(&block) => reply.thinking.push(block),
+            _ => {}
         }
     }
     reply.is_complete = true;
@@ -172,7 +191,7 @@ mod tests {
     use super::*;
     use crate::wire::provider::ToolSpec;
     use crate::wire::provider::conversation::tests::{input, reply, result};
-    use crate::words::message::{AssistantMessage, Item};
+    use crate::words::message::{AssistantMessage, Item, ToolCall};
 
     fn body(items: &[Item], tools: &[ToolSpec]) -> Value {
         request_body("m", 100, &ModelRequest { system: "be good", items, tools, number: 0 })
@@ -191,7 +210,8 @@ mod tests {
             "system": [{"type": "text", "text": "be good", "cache_control": {"type": "ephemeral"}}],
             "tools": [{"name": "ReadFile", "description": "reads", "input_schema": {"type": "object"}}],
             "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+                {"role": "user", "content": [
+                    {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]},
                 {"role": "assistant", "content": [
                     {"type": "text", "text": "I read"},
                     {"type": "tool_use", "id": "c_1", "name": "ReadFile", "input": {"path": "a"}}]},
@@ -216,72 +236,23 @@ mod tests {
         assert_eq!(body.get("tools"), None);
     }
 
+    #[test]
+    fn reasoning_between_other_blocks_goes_back_to_where_it_was() {
+        let stream = include_str!("../../../tests/replies/anthropic-thinking-between.sse");
+        let mut message = play(stream).unwrap().unwrap();
+        message.tool_calls.push(ToolCall { id: "2".into(), name: "ListFiles".into(), input: json!({}) });
+        let body = body(&[input("a"), Item::Assistant(message)], &[]);
+        let expected = json!([
+            {"type": "thinking", "thinking": "First.", "signature": "s1=="},
+            {"type": "text", "text": "I look."},
+            {"type": "thinking", "thinking": "Then.", "signature": "s2=="},
+            {"type": "tool_use", "id": "toolu_1", "name": "ReadFile", "input": {"path": "a"}},
+            {"type": "tool_use", "id": "2", "name": "ListFiles", "input": {}}]);
+        assert_eq!(body.pointer("/messages/1/content"), Some(&expected));
+    }
+
     fn play(stream: &str) -> Result<Option<AssistantMessage>, Trouble> {
         crate::wire::provider::reply::tests::play(take, stream)
-    }
-
-    #[test]
-    fn a_streamed_reply_with_tools_and_reasoning_is_put_together() {
-        let message = play(include_str!("../../../tests/replies/anthropic-tools.sse")).unwrap().unwrap();
-        assert_eq!(message.text, "I'll look at both files.");
-        let calls: Vec<_> = message
-            .tool_calls
-            .iter()
-            .map(|c| (c.id.as_str(), c.name.as_str(), c.input.to_string()))
-            .collect();
-        assert_eq!(
-            calls,
-            [
-                ("toolu_01A", "ReadFile", r#"{"path":"src/lib.rs"}"#.to_owned()),
-                ("toolu_01B", "ListFiles", "{}".to_owned()),
-            ]
-        );
-        assert_eq!(
-            message.thinking,
-            [
-                json!({"type": "thinking", "thinking": "Two files, then.", "signature": "EqoBCkgIARABGAIi=="}),
-                json!({"type": "redacted_thinking", "data": "EmwKAhgBEgy3va3pzix="}),
-            ]
-        );
-        assert_eq!(message.stop, Stop::ToolUse);
-        assert_eq!(message.usage, Usage { input_tokens: 2612, output_tokens: 89, cached_tokens: 2000 });
-    }
-
-    #[test]
-    fn short_streams_end_as_they_should() {
-        let text = |text: &str| {
-            format!(
-                "data: {{\"type\":\"content_block_delta\",\"index\":0,\"delta\":{{\"type\":\"text_delta\",\"text\":\"{text}\"}}}}\n\n"
-            )
-        };
-        let start = "data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":1}}}\n\n\
-                     data: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n";
-        let stop = |reason: &str| {
-            format!(
-                "data: {{\"type\":\"message_delta\",\"delta\":{{\"stop_reason\":\"{reason}\"}},\"usage\":{{\"output_tokens\":5}}}}\n\n\
-                 data: {{\"type\":\"message_stop\"}}\n\n"
-            )
-        };
-        let check = |reason: &str, expected: Stop| {
-            let stream = format!("{start}{}{}", text("hi"), stop(reason));
-            let message = play(&stream).unwrap().unwrap();
-            assert_eq!((message.text.as_str(), message.stop), ("hi", expected));
-        };
-        check("end_turn", Stop::Done);
-        check("stop_sequence", Stop::Done);
-        check("max_tokens", Stop::Length);
-        check("refusal", Stop::Refusal);
-        check("tool_use", Stop::Done); // it says so, but calls none
-        let half = format!("{start}{}", text("hal"));
-        assert_eq!(play(&half), Ok(None), "a stream that ends early is no reply");
-        assert_eq!(play(""), Ok(None));
-        let two = format!(
-            "{start}{}data: {{\"type\":\"content_block_start\",\"index\":1,\"content_block\":{{\"type\":\"text\",\"text\":\"\"}}}}\n\n{}{}",
-            text("one"),
-            text("two"),
-            stop("end_turn")
-        );
-        assert_eq!(play(&two).unwrap().unwrap().text, "one\n\ntwo");
     }
 
     #[test]
@@ -308,35 +279,5 @@ mod tests {
         for odd in ["null", "[]", "3", "{}", r#"{"type":7}"#, r#"{"type":"ping"}"#, r#"{"type":"new"}"#] {
             check(odd, "Ok(None)");
         }
-    }
-
-    #[test]
-    fn a_reply_that_is_not_streamed_is_understood() {
-        let whole = json!({"type": "message", "role": "assistant", "stop_reason": "tool_use",
-            "content": [{"type": "text", "text": "so"},
-                {"type": "tool_use", "id": "t", "name": "Shell", "input": {"command": "ls"}}],
-            "usage": {"input_tokens": 3, "output_tokens": 4}});
-        let message = play(&format!("data: {whole}\n\n")).unwrap().unwrap();
-        assert_eq!((message.text.as_str(), message.stop), ("so", Stop::ToolUse));
-        assert_eq!(message.tool_calls.first().unwrap().input, json!({"command": "ls"}));
-    }
-
-    #[test]
-    fn arguments_that_are_cut_off_are_kept_for_the_tool_to_refuse() {
-        let stream = r#"data: {"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"t","name":"Shell","input":{}}}
-
-data: {"type":"content_block_delta","index":0,"delta":{"type":"input_json_delta","partial_json":"{\"command\": \"l"}}
-
-data: {"type":"message_delta","delta":{"stop_reason":"max_tokens"}}
-
-data: {"type":"message_stop"}
-
-"#;
-        let message = play(stream).unwrap().unwrap();
-        assert_eq!(message.stop, Stop::Length);
-        assert_eq!(
-            message.tool_calls.first().unwrap().input,
-            json!({"_invalid_arguments": "{\"command\": \"l"})
-        );
     }
 }

@@ -3,6 +3,7 @@
 //! Pure. Source: the public reference of the API; where servers that copy it differ (Ollama, llama.cpp, vLLM,
 //! LiteLLM, OpenRouter, Azure, Gemini), the laxer reading is taken.
 
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use crate::wire::provider::ModelRequest;
@@ -52,6 +53,11 @@ fn add_messages(list: &mut Vec<Value>, round: &Round<'_>) {
         if !calls.is_empty() {
             set(&mut message, "tool_calls", calls.into());
         }
+        let reasoning = round.replies.iter().flat_map(|reply| &reply.thinking);
+        let reasoning: Vec<&Value> = reasoning.filter(|part| is_reasoning(part)).collect();
+        if !reasoning.is_empty() {
+            set(&mut message, "reasoning_details", json!(reasoning));
+        }
         list.push(message);
     }
     list.extend(round.answers.iter().map(|answer| {
@@ -78,7 +84,7 @@ pub fn take(reply: &mut Reply, data: &str) -> Result<Progress, Trouble> {
     if data.trim() == "[DONE]" {
         // Without any finish reason the server gave up; half a reply counts for nothing.
         let gave_up = || Trouble::broken("the stream ended without saying why the model stopped");
-        return reply.stop.map(|_| Progress::Complete).ok_or_else(gave_up);
+        return reply.is_complete.then_some(Progress::Complete).ok_or_else(gave_up);
     }
     let chunk = &event_of(data)?;
     if !at(chunk, "/error").is_null() {
@@ -97,13 +103,12 @@ pub fn take(reply: &mut Reply, data: &str) -> Result<Progress, Trouble> {
     if let Some(delta) = choice.get("delta").or(whole) {
         take_delta(reply, delta)?;
     }
-    if let Some(reason) = at(choice, "/finish_reason").as_str() {
-        reply.stop = Some(stop_of(reason)?);
+    let reason = text_of(choice, "finish_reason");
+    if !reason.is_empty() {
+        let told = stop_of(reason)?;
+        reply.stop = reply.stop.or(Some(told)); // a refusal before it tells more
     }
-    if whole.is_some() {
-        reply.stop = reply.stop.or(Some(Stop::Done));
-    }
-    reply.is_complete = reply.stop.is_some();
+    reply.is_complete |= whole.is_some() || !reason.is_empty();
     Ok(if whole.is_some() { Progress::Complete } else { Progress::More })
 }
 
@@ -116,22 +121,47 @@ fn take_usage(reply: &mut Reply, report: &Value) {
 }
 
 fn take_delta(reply: &mut Reply, delta: &Value) -> Result<(), Trouble> {
-    // Reasoning (`reasoning`, `reasoning_content`) is not kept: it must not be sent back.
+    // Reasoning as text (`reasoning`, `reasoning_content`) is not kept: the servers that send it want none back.
+    for part in
+        at(delta, "/reasoning_details").as_array().into_iter().flatten().filter(|part| is_reasoning(part))
+    {
+        take_reasoning(reply, part);
+    }
+    reply.stop = Some(Stop::Refusal).filter(|_| !text_of(delta, "refusal").is_empty()).or(reply.stop);
     for content in [at(delta, "/content"), at(delta, "/refusal")] {
         let parts = content.as_array().into_iter().flatten().filter_map(|part| at(part, "/text").as_str());
         content.as_str().into_iter().chain(parts).for_each(|text| reply.text.push_str(text));
     }
     for call in at(delta, "/tool_calls").as_array().into_iter().flatten() {
-        let function = call.get("function").unwrap_or(call);
-        take_call(reply, at(call, "/index").as_u64(), text_of(call, "id"), function)?;
-    }
-    if at(delta, "/function_call").is_object() {
-        take_call(reply, Some(0), "", at(delta, "/function_call"))?; // the old form
+        take_call(reply, call)?;
     }
     Ok(())
 }
 
-fn take_call(reply: &mut Reply, index: Option<u64>, id: &str, function: &Value) -> Result<(), Trouble> {
+/// OpenRouter's reasoning, which it wants back unchanged; it comes in pieces of numbered parts.
+fn take_reasoning(reply: &mut Reply, piece: &Value) {
+    let is_same = |part: &&mut Value| ["type", "index"].iter().all(|name| part.get(name) == piece.get(name));
+    let Some(part) = reply.thinking.last_mut().filter(is_same) else {
+        return reply.thinking.push(piece.clone());
+    };
+    for (name, value) in piece.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
+        match (part.get_mut(name), value) {
+            (Some(Value::String(before)), Value::String(more))
+                if ["text", "summary", "data"].contains(&&**name) =>
+            {
+                before.push_str(more);
+            }
+            _ => set(part, name, value.clone()),
+        }
+    }
+}
+
+fn is_reasoning(part: &Value) -> bool {
+    text_of(part, "type").starts_with("reasoning.")
+}
+
+fn take_call(reply: &mut Reply, piece: &Value) -> Result<(), Trouble> {
+    let (index, id, function) = (at(piece, "/index").as_u64(), text_of(piece, "id"), at(piece, "/function"));
     let name = text_of(function, "name");
     let place = slot(&reply.calls, index, id, name);
     if place == reply.calls.len() {
@@ -156,8 +186,13 @@ fn take_call(reply: &mut Reply, index: Option<u64>, id: &str, function: &Value) 
 
 /// Which call a piece belongs to: its index, or its id, or the call before; the length for a new one.
 fn slot(calls: &[PartialCall], index: Option<u64>, id: &str, name: &str) -> usize {
-    // Some servers give every call the index 0, or none; then another id begins another call.
-    let fits = |call: &PartialCall| id.is_empty() || call.id.is_empty() || call.id == id;
+    // Some servers give every call the index 0, or none; then another id begins another call,
+    // or, where there are no ids either, a name after arguments that are whole.
+    let is_whole = |call: &PartialCall| serde_json::from_str::<IgnoredAny>(&call.arguments).is_ok();
+    let fits = |call: &PartialCall| match (id, call.id.as_str()) {
+        ("", "") => name.is_empty() || !is_whole(call),
+        (id, before) => id.is_empty() || before.is_empty() || before == id,
+    };
     let found = match index {
         Some(_) => calls.iter().rposition(|call| call.index == index),
         None if !id.is_empty() => calls.iter().rposition(|call| call.id == id),
@@ -169,7 +204,7 @@ fn slot(calls: &[PartialCall], index: Option<u64>, id: &str, name: &str) -> usiz
 
 fn stop_of(reason: &str) -> Result<Stop, Trouble> {
     match reason {
-        "tool_calls" | "function_call" => Ok(Stop::ToolUse),
+        "tool_calls" => Ok(Stop::ToolUse),
         "length" => Ok(Stop::Length),
         "content_filter" => Ok(Stop::Refusal),
         "error" => Err(Trouble::broken("the server behind the provider failed in mid-reply")),
@@ -218,121 +253,18 @@ mod tests {
         assert_eq!(newer.get("max_completion_tokens"), Some(&json!(9)));
     }
 
+    #[test]
+    fn openrouters_reasoning_is_passed_back_and_no_other() {
+        let stream = include_str!("../../../tests/replies/openrouter-reasoning.sse");
+        let mut message = play(stream).unwrap().unwrap();
+        let ours = message.thinking.clone();
+        message.thinking.push(json!({"type": "thinking", "thinking": "x", "signature": "s"}));
+        let body = body(&[input("a"), Item::Assistant(message)], &[], None);
+        assert_eq!(body.pointer("/messages/2/reasoning_details"), Some(&json!(ours)));
+    }
+
     fn play(stream: &str) -> Result<Option<AssistantMessage>, Trouble> {
         crate::wire::provider::reply::tests::play(take, stream)
-    }
-
-    /// Text, calls as `id name arguments`, stop: of a stream of these deltas and this finish reason.
-    fn play_deltas(deltas: &[Value], finish: &str) -> (String, Vec<String>, Stop) {
-        let mut stream = String::new();
-        for delta in deltas {
-            let chunk = json!({"choices": [{"index": 0, "delta": delta, "finish_reason": null}]});
-            stream.push_str(&format!("data: {chunk}\n\n"));
-        }
-        let last = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]});
-        let message = play(&format!("{stream}data: {last}\n\ndata: [DONE]\n\n")).unwrap().unwrap();
-        let calls = message
-            .tool_calls
-            .iter()
-            .map(|call| format!("{} {} {}", call.id, call.name, call.input))
-            .collect();
-        (message.text, calls, message.stop)
-    }
-
-    #[test]
-    fn a_streamed_reply_with_tools_and_usage_is_put_together() {
-        let message = play(include_str!("../../../tests/replies/openai-tools.sse")).unwrap().unwrap();
-        assert_eq!(message.text, "Let me see.");
-        let calls: Vec<_> = message
-            .tool_calls
-            .iter()
-            .map(|c| (c.id.as_str(), c.name.as_str(), c.input.to_string()))
-            .collect();
-        assert_eq!(
-            calls,
-            [
-                ("call_a1", "ReadFile", r#"{"path":"a.txt"}"#.to_owned()),
-                ("call_b2", "ListFiles", "{}".to_owned()),
-            ]
-        );
-        assert_eq!(message.stop, Stop::ToolUse);
-        assert_eq!(message.usage, Usage { input_tokens: 82, output_tokens: 17, cached_tokens: 64 });
-    }
-
-    #[test]
-    fn tool_calls_come_in_many_forms() {
-        let check = |deltas: &[Value], expected: &[&str]| {
-            let (_, calls, stop) = play_deltas(deltas, "tool_calls");
-            assert_eq!(calls, expected);
-            assert_eq!(stop, Stop::ToolUse);
-        };
-        let f = |name: &str, arguments: Value| json!({"name": name, "arguments": arguments});
-        // In one piece, without an index; two of them without an id either.
-        check(
-            &[json!({"tool_calls": [{"function": f("A", json!("{}"))}, {"function": f("B", json!("{}"))}]})],
-            &[" A {}", " B {}"],
-        );
-        // Arguments as an object.
-        check(
-            &[json!({"tool_calls": [{"id": "1", "function": f("A", json!({"x": 1}))}]})],
-            &["1 A {\"x\":1}"],
-        );
-        // Every call at index 0, told apart by its id.
-        check(
-            &[
-                json!({"tool_calls": [{"index": 0, "id": "1", "function": f("A", json!("{\"x\":1}"))}]}),
-                json!({"tool_calls": [{"index": 0, "id": "2", "function": f("B", json!("{}"))}]}),
-            ],
-            &["1 A {\"x\":1}", "2 B {}"],
-        );
-        // The id and name again in every piece; the pieces interleaved.
-        check(
-            &[
-                json!({"tool_calls": [{"index": 0, "id": "1", "function": f("A", json!("{\"x\""))}]}),
-                json!({"tool_calls": [{"index": 1, "id": "2", "function": f("B", json!("{\"y\""))}]}),
-                json!({"tool_calls": [{"index": 0, "id": "1", "function": f("A", json!(":1}"))}]}),
-                json!({"tool_calls": [{"index": 1, "id": "2", "function": f("B", json!(":2}"))}]}),
-            ],
-            &["1 A {\"x\":1}", "2 B {\"y\":2}"],
-        );
-        // No index, pieces go on with the call before.
-        check(
-            &[
-                json!({"tool_calls": [{"id": "1", "function": f("A", json!("{\"x\""))}]}),
-                json!({"tool_calls": [{"function": {"arguments": ":1}"}}]}),
-            ],
-            &["1 A {\"x\":1}"],
-        );
-        // The old form.
-        check(
-            &[
-                json!({"function_call": f("A", json!("{\"x\""))}),
-                json!({"function_call": {"arguments": ":1}"}}),
-            ],
-            &[" A {\"x\":1}"],
-        );
-        // No arguments, null arguments, arguments that are none.
-        check(&[json!({"tool_calls": [{"index": 0, "id": "1", "function": {"name": "A"}}]})], &["1 A {}"]);
-        check(&[json!({"tool_calls": [{"id": "1", "function": f("A", Value::Null)}]})], &["1 A {}"]);
-        check(
-            &[json!({"tool_calls": [{"id": "1", "function": f("A", json!("{oops"))}]})],
-            &["1 A {\"_invalid_arguments\":\"{oops\"}"],
-        );
-    }
-
-    #[test]
-    fn text_and_reasons_come_in_many_forms() {
-        let check = |delta: Value, finish: &str, text: &str, stop: Stop| {
-            assert_eq!(play_deltas(&[delta], finish), (text.to_owned(), Vec::new(), stop));
-        };
-        check(json!({"content": "hi"}), "stop", "hi", Stop::Done);
-        check(json!({"content": null, "reasoning_content": "hm"}), "stop", "", Stop::Done);
-        check(json!({"content": [{"type": "text", "text": "part"}]}), "stop", "part", Stop::Done);
-        check(json!({"refusal": "no"}), "stop", "no", Stop::Done);
-        check(json!({"content": "x"}), "length", "x", Stop::Length);
-        check(json!({"content": "x"}), "content_filter", "x", Stop::Refusal);
-        check(json!({"content": "x"}), "eos", "x", Stop::Done);
-        check(json!({"content": "x"}), "tool_calls", "x", Stop::Done);
     }
 
     #[test]
@@ -367,16 +299,5 @@ mod tests {
         ] {
             check(&format!("data: {odd}\n\n"), "Ok(None)");
         }
-    }
-
-    #[test]
-    fn a_reply_that_is_not_streamed_is_understood() {
-        let whole = json!({"choices": [{"index": 0, "finish_reason": "tool_calls", "message": {
-            "role": "assistant", "content": "so", "tool_calls": [
-                {"id": "1", "type": "function", "function": {"name": "A", "arguments": "{}"}}]}}],
-            "usage": {"prompt_tokens": 3, "completion_tokens": 4}});
-        let message = play(&format!("data: {whole}\n\n")).unwrap().unwrap();
-        assert_eq!((message.text.as_str(), message.stop, message.tool_calls.len()), ("so", Stop::ToolUse, 1));
-        assert_eq!(message.usage.output_tokens, 4);
     }
 }

@@ -163,14 +163,16 @@ fn input_of_value(value: Value) -> Value {
 pub(crate) mod tests {
     use super::*;
     use crate::wire::provider::sse::Framer;
+    use crate::wire::provider::{anthropic, openai};
 
-    /// Runs a stream through framing and parsing; also checks that what was streamed is the text.
-    pub(crate) fn play(
-        take: impl Fn(&mut Reply, &str) -> Result<Progress, Trouble>,
-        stream: &str,
-    ) -> Result<Option<AssistantMessage>, Trouble> {
+    type Take = fn(&mut Reply, &str) -> Result<Progress, Trouble>;
+
+    /// Runs a stream, which comes in pieces of this size, through framing and parsing; also checks that what was
+    /// streamed is the text.
+    fn play_pieces(take: Take, stream: &[u8], size: usize) -> Result<Option<AssistantMessage>, Trouble> {
         let (mut framer, mut reply, mut heard) = (Framer::default(), Reply::default(), String::new());
-        let mut events = framer.push(stream.as_bytes()).unwrap();
+        let mut events = Vec::new();
+        stream.chunks(size).for_each(|piece| events.extend(framer.push(piece).unwrap()));
         events.extend(framer.finish());
         for event in events {
             let progress = take(&mut reply, &event)?;
@@ -185,6 +187,147 @@ pub(crate) mod tests {
         let message = reply.finish();
         assert_eq!(message.text, heard);
         Ok(Some(message))
+    }
+
+    pub(crate) fn play(take: Take, stream: &str) -> Result<Option<AssistantMessage>, Trouble> {
+        play_pieces(take, stream.as_bytes(), stream.len().max(1))
+    }
+
+    /// `text | calls | stop, input+output/cached tokens | reasoning`, for short rows.
+    fn sketch(played: Result<Option<AssistantMessage>, Trouble>) -> String {
+        let message = match played {
+            Ok(Some(message)) => message,
+            Ok(None) => return "cut off".to_owned(),
+            Err(Trouble::Broken(reason)) => return format!("broken: {reason}"),
+            Err(Trouble::Told { status, message }) => return format!("{status}: {message}"),
+        };
+        let AssistantMessage {
+            text,
+            tool_calls,
+            thinking,
+            stop,
+            usage: Usage { input_tokens, output_tokens, cached_tokens },
+        } = message;
+        let calls = tool_calls.iter().map(|call| format!("{} {} {}", call.id, call.name, call.input));
+        let thinking: Vec<_> = thinking.iter().map(Value::to_string).collect();
+        [
+            text.as_str(),
+            &calls.collect::<Vec<_>>().join("; "),
+            &format!("{stop:?}, {input_tokens}+{output_tokens}/{cached_tokens}"),
+            &thinking.join("; "),
+        ]
+        .join(" | ")
+    }
+
+    /// Written by us from the public documentation of each server's API, and from what its users report.
+    #[test]
+    fn every_recorded_reply_is_read_as_its_server_means_it() {
+        let place = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/replies");
+        let mut unread: Vec<_> =
+            std::fs::read_dir(&place).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let mut check = |name: &str, expected: &str| {
+            let path = place.join(format!("{name}.sse"));
+            let stream = std::fs::read(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let take = if name.starts_with("anthropic-") { anthropic::take } else { openai::take };
+            for size in [1, 7, 64, stream.len()] {
+                let told = sketch(play_pieces(take, &stream, size));
+                let is_same = if expected.ends_with("...") {
+                    told.starts_with(expected.trim_end_matches("..."))
+                } else {
+                    told == expected
+                };
+                assert!(is_same, "{name} in pieces of {size}: {told}");
+            }
+            unread.retain(|other| *other != path);
+        };
+        check("anthropic-arguments-at-start", r#" | toolu_1 Shell {"command":"ls"} | ToolUse, 10+5/0 | "#);
+        check(
+            "anthropic-calls-interleaved",
+            r#" | toolu_1 ReadFile {"path":"a"}; toolu_2 ReadFile {"path":"b"} | ToolUse, 10+5/0 | "#,
+        );
+        check("anthropic-context-window", "And so |  | Length, 10+5/0 | ");
+        check("anthropic-crlf", "line |  | Done, 10+5/0 | ");
+        check("anthropic-cut", "cut off");
+        check(
+            "anthropic-max-tokens",
+            r#" | toolu_1 WriteFile {"_invalid_arguments":"{\"path\": \"a\", \"con"} | Length, 10+5/0 | "#,
+        );
+        check("anthropic-newer", "See. |  | Done, 10+5/0 | ");
+        check("anthropic-overloaded", "529: Overloaded (overloaded_error)");
+        check("anthropic-pause-turn", "So far. |  | Done, 10+5/0 | ");
+        check("anthropic-refusal", "I can |  | Refusal, 10+5/0 | ");
+        check("anthropic-text", "Hello, 日本. |  | Done, 60+7/20 | ");
+        check(
+            "anthropic-thinking-between",
+            r#"I look. | toolu_1 ReadFile {"path":"a"} | ToolUse, 10+5/0 | {"signature":"s1==","thinking":"First.","type":"thinking"}; {"text":"I look.","type":"text"}; {"signature":"s2==","thinking":"Then.","type":"thinking"}; {"type":"tool_use"}"#,
+        );
+        check(
+            "anthropic-too-long",
+            "400: prompt is too long: 210000 tokens > 200000 maximum (invalid_request_error)",
+        );
+        check(
+            "anthropic-tools",
+            r#"I'll look at both files. | toolu_01A ReadFile {"path":"src/lib.rs"}; toolu_01B ListFiles {} | ToolUse, 2612+89/2000 | {"signature":"EqoBCkgIARABGAIi==","thinking":"Two files, then.","type":"thinking"}; {"data":"EmwKAhgBEgy3va3pzix=","type":"redacted_thinking"}"#,
+        );
+        check("anthropic-two-texts", "one\n\ntwo |  | Done, 10+5/0 | ");
+        check("anthropic-unknown-event", "hi |  | Done, 10+5/0 | ");
+        check("openai-content-filter", "Take |  | Refusal, 0+0/0 | ");
+        check("openai-crlf", "line |  | Done, 0+0/0 | ");
+        check("openai-cut", "cut off");
+        check(
+            "openai-cut-arguments",
+            r#" | call_a WriteFile {"_invalid_arguments":"{\"path\":\"a\",\"con"} | Length, 0+0/0 | "#,
+        );
+        check("openai-error", "500: The server had an error (server_error)");
+        check("openai-later-choice", "ours |  | Done, 0+0/0 | ");
+        check("openai-length", "And so |  | Length, 9+4/0 | ");
+        check("openai-no-done", "Whole. |  | Done, 0+0/0 | ");
+        check("openai-no-reason", "broken: the stream ended without saying why the model stopped");
+        check(
+            "openai-parallel",
+            r#" | call_a ReadFile {"path":"a"}; call_b ReadFile {"path":"b"} | ToolUse, 0+0/0 | "#,
+        );
+        check("openai-refusal", "I cannot do that. |  | Refusal, 9+4/0 | ");
+        check("openai-text", "Hello, 日本. |  | Done, 9+4/6 | ");
+        check(
+            "openai-tools",
+            r#"Let me see. | call_a1 ReadFile {"path":"a.txt"}; call_b2 ListFiles {} | ToolUse, 82+17/64 | "#,
+        );
+        check("azure-content-filter", "Take |  | Refusal, 0+0/0 | ");
+        check("azure-text", "Hi |  | Done, 9+4/0 | ");
+        check("lax-argument-string", r#" | 1 ReadFile {"path":"a"} | ToolUse, 0+0/0 | "#);
+        check("lax-arguments-object", r#" | 1 ReadFile {"path":"a"} | ToolUse, 0+0/0 | "#);
+        check("lax-content-parts", "part |  | Done, 0+0/0 | ");
+        check("lax-half-json", "broken: the stream has an event that is no JSON...");
+        check("lax-no-index", r#" | 1 ReadFile {"path":"a"}; 2 ListFiles {} | ToolUse, 0+0/0 | "#);
+        check("lax-one-chunk", "so | 1 ListFiles {} | ToolUse, 9+4/0 | ");
+        check("lax-same-index", r#" | 1 ReadFile {"path":"a"}; 2 ListFiles {} | ToolUse, 0+0/0 | "#);
+        check("litellm-error", "529: litellm.InternalServerError: AnthropicException - Overloaded (529)");
+        check("litellm-null-arguments", " | toolu_1 ListFiles {} | ToolUse, 0+0/0 | ");
+        check("litellm-tools", r#"I look. | toolu_1 ReadFile {"path":"a"} | ToolUse, 0+0/0 | "#);
+        check(
+            "llamacpp-error",
+            "400: the request exceeds the available context size, try increasing it (exceed_context_size_error)",
+        );
+        check("llamacpp-reasoning", "42 |  | Done, 9+4/0 | ");
+        check("llamacpp-tools", r#" | kq3 ReadFile {"path":"a"} | ToolUse, 0+0/0 | "#);
+        check("ollama-no-ids", r#" |  ReadFile {"path":"a"};  ReadFile {"path":"b"} | ToolUse, 0+0/0 | "#);
+        check(
+            "ollama-tools",
+            r#" | call_x1 ReadFile {"path":"a"}; call_x2 ListFiles {} | ToolUse, 9+4/0 | "#,
+        );
+        check("openrouter-error", "502: Provider disconnected");
+        check("openrouter-error-word", "500: Provider disconnected unexpectedly (server_error)");
+        check("openrouter-finish-error", "broken: the server behind the provider failed in mid-reply");
+        check(
+            "openrouter-reasoning",
+            r#" | toolu_1 ReadFile {"path":"a"} | ToolUse, 9+4/0 | {"format":"anthropic-claude-v1","index":0,"signature":"sig==","text":"Two files.","type":"reasoning.text"}; {"data":"gAAA","id":"rs_1","index":1,"type":"reasoning.encrypted"}"#,
+        );
+        check("openrouter-text", "Hi |  | Done, 9+4/2 | ");
+        check("vllm-error", "400: This model's maximum context length is 8192 tokens. (BadRequestError)");
+        check("vllm-repeated-names", r#" | chatcmpl-tool-1 ReadFile {"path":"a"} | ToolUse, 0+0/0 | "#);
+        check("vllm-tools", r#" | chatcmpl-tool-1 ReadFile {"path":"a"} | ToolUse, 9+4/0 | "#);
+        assert_eq!(unread, Vec::<std::path::PathBuf>::new(), "files without a row");
     }
 
     #[test]
