@@ -18,6 +18,8 @@ use crate::words::text::{cut_end, harmless, harmless_line};
 
 /// The version of the request that is written here.
 const VERSION: u64 = 1;
+/// The exit code of a failure that may pass. Source: `EX_TEMPFAIL` of sysexits.h(3head).
+const EXIT_TEMPORARY: i32 = 75;
 
 /// A program that stands for the model.
 #[derive(Debug, Clone)]
@@ -63,7 +65,9 @@ impl CommandModel {
             said if said.is_empty() => said,
             said => format!("; the end of what it said: {said}"),
         };
-        Err(Failure::Final(format!("the model program {end}{said}")))
+        let told = format!("the model program {end}{said}");
+        let may_pass = status.and_then(|status| status.code()) == Some(EXIT_TEMPORARY);
+        Err(if may_pass { Failure::retry(told) } else { Failure::Final(told) })
     }
 
     fn start(&self, request: &ModelRequest<'_>) -> Result<Child, Failure> {
@@ -186,6 +190,7 @@ mod tests {
             assert!(told.starts_with(kind) && told.contains(expected), "{script}: {told}");
         };
         check("echo oh no >&2; exit 3", "Final", "failed (exit status: 3); the end of what it said: oh no");
+        check("echo busy >&2; exit 75", "Retry", "failed (exit status: 75); the end of what it said: busy");
         check("seq 50000 >&2; exit 3", "Final", "50000");
         check("exit 0", "Final", "ended without a \\\"done\\\" event");
         check("kill -9 $$", "Final", "signal: 9");
