@@ -97,9 +97,14 @@ impl Child {
         Err(failure)
     }
 
+    /// Gives it no more than `grace` from now on.
+    pub(super) fn hurry(&mut self, grace: Duration) {
+        self.end = self.end.min(Instant::now() + grace);
+    }
+
     /// Gives it `grace` to end its output by itself.
     pub(super) fn drain(&mut self, cancel: &Cancel, grace: Duration) {
-        self.end = self.end.min(Instant::now() + grace);
+        self.hurry(grace);
         while let Ok(Some(_)) = self.piece(cancel) {}
     }
 

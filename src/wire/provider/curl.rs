@@ -165,6 +165,9 @@ fn curl_failure(code: Option<i32>, said: &str, host: &str, connect: Duration) ->
     let said = cut_end(&harmless_line(said.trim().lines().next().unwrap_or("no further words")), 512);
     let is_of_proxy = said.to_ascii_lowercase().contains("proxy") || said.contains("CONNECT");
     let is_refused_by_proxy = said.contains(" 407") || said.contains(" 403");
+    // "Failed to connect to HOST port N", or "... HOST port N via PROXY": of the proxy unless it names our host alone.
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name).trim_matches(['[', ']']);
+    let other_end = said.contains("connect to") && (!said.contains(name) || said.contains(" via "));
     let (is_final, sentence) = match code {
         None => (false, "curl was ended by a signal".to_owned()),
         Some(1) if said.contains("HTTP/0.9") => {
@@ -174,8 +177,12 @@ fn curl_failure(code: Option<i32>, said: &str, host: &str, connect: Duration) ->
         Some(2) => (true, "curl cannot do what is needed; install version 7.54 or newer".to_owned()),
         Some(5) => (false, "cannot find the proxy: check HTTPS_PROXY and the network".to_owned()),
         Some(6) => (false, format!("cannot find the host {host}: check \"base_url\" and the network")),
+        Some(7) if other_end => (false, "the proxy refuses the connection; check HTTPS_PROXY".to_owned()),
         Some(7) => (false, format!("{host} refuses the connection: is the server running?")),
         Some(28) => (false, format!("no connection to {host} within {} s", connect.as_secs_f64())),
+        Some(35) if said.contains("wrong version number") => {
+            (true, format!("{host} does not speak TLS; check \"base_url\", http:// or https://"))
+        }
         Some(35) => (false, format!("{host} and curl do not agree on TLS")),
         Some(51 | 60) => (true, format!("the certificate of {host} is not trusted; check CURL_CA_BUNDLE")),
         Some(58 | 59 | 77 | 83) => (true, format!("TLS to {host} cannot be set up; check CURL_CA_BUNDLE")),
@@ -324,6 +331,15 @@ mod tests {
         check(Some(1), "curl: (1) Received HTTP/0.9 when not allowed", true, "does not answer in HTTP");
         check(Some(3), "", true, "check \"base_url\" (no further words)");
         check(Some(28), "", false, "no connection to h:1 within 30 s");
+        check(Some(7), "curl: (7) Failed to connect to h port 1 after 0 ms: x", false, "h:1 refuses");
+        check(Some(7), "curl: (7) Failed to connect to p port 1 after 0 ms: x", false, "the proxy refuses");
+        check(
+            Some(7),
+            "curl: (7) Failed to connect to h port 1 via p after 0 ms: x",
+            false,
+            "the proxy refuses",
+        );
+        check(Some(35), "curl: (35) error:SSL routines::wrong version number", true, "does not speak TLS");
         check(Some(35), "", false, "TLS");
         check(
             Some(60),

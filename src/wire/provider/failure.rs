@@ -64,6 +64,7 @@ pub(super) fn of_status(status: u16, message: &str, wait: Option<Duration>, aske
             "{address} redirects to another place (HTTP {status}), which is not followed; check \"base_url\""
         ),
         401 | 403 => format!("the key was refused {said}; check {key}"),
+        407 => format!("the proxy wants a user and a password {said}; put them into the proxy variable"),
         402 => format!("the provider wants to be paid first {said}"),
         404 => format!(
             "the provider does not know the model \"{model}\" or the address {address} {said}; check \"model\" and \"base_url\""

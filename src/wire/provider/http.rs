@@ -27,6 +27,8 @@ const DEFAULT_MAX_TOKENS: u64 = 8192;
 const ERROR_BODY_BYTES_MAX: usize = 64 << 10;
 /// Once the reply is whole, the server gets this long to close its side by itself.
 const FAREWELL: Duration = Duration::from_millis(50);
+/// Once the model has stopped, counts of tokens and the mark of the end follow within this time, or never.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Takes every key out of a text.
 type Mask<'a> = &'a dyn Fn(String) -> String;
@@ -97,7 +99,7 @@ impl Http {
         let secrets = self.given.iter().filter(|(name, _)| may_be_secret(name)).map(|(_, value)| value);
         let secrets: Vec<&Secret> = key.iter().chain(secrets).collect();
         let mask = |text: String| secrets.iter().fold(text, |text, secret| secret.mask(&text));
-        let headers = all_headers(self.dialect, &self.given, key.as_ref());
+        let headers = all_headers(self.dialect, self.address.is_azure(), &self.given, key.as_ref());
         let body = self.body(request).to_string();
         log::debug!("model request {} to {}: {} bytes", request.number, self.address.shown, body.len());
         Exchange::start(&self.curl, &headers, &body)
@@ -108,8 +110,7 @@ impl Http {
     fn body(&self, request: &ModelRequest<'_>) -> Value {
         let tokens = self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         // OpenAI's and Azure's newer models refuse `max_tokens`, which every other server knows.
-        let host = &self.address.host;
-        let limit = match host.ends_with("api.openai.com") || host.ends_with(".openai.azure.com") {
+        let limit = match self.address.host.ends_with("api.openai.com") || self.address.is_azure() {
             true => Some(("max_completion_tokens", tokens)),
             // Unsaid, the server decides: a local one with a small context would refuse a large limit.
             false => self.max_tokens.map(|tokens| ("max_tokens", tokens)),
@@ -158,6 +159,9 @@ impl Http {
                         exchange.child.drain(cancel, FAREWELL);
                         return Ok(reply.finish());
                     }
+                }
+                if reply.is_complete {
+                    exchange.child.hurry(LAST_WORDS);
                 }
             }
         };
@@ -243,7 +247,7 @@ fn may_be_secret(name: &str) -> bool {
 }
 
 /// The headers of the settings and ours; what the settings say goes before what we would say.
-fn all_headers(dialect: Dialect, given: &Headers, key: Option<&Secret>) -> Headers {
+fn all_headers(dialect: Dialect, is_azure: bool, given: &Headers, key: Option<&Secret>) -> Headers {
     let mut headers = given.clone();
     let mut add = |name: &str, value: &str| {
         if !given.iter().any(|(given, _)| given.eq_ignore_ascii_case(name)) {
@@ -259,6 +263,7 @@ fn all_headers(dialect: Dialect, given: &Headers, key: Option<&Secret>) -> Heade
     match (dialect, key.map(Secret::reveal)) {
         (_, None) => {}
         (Dialect::Anthropic, Some(key)) => add("x-api-key", key),
+        (Dialect::Openai, Some(key)) if is_azure => add("api-key", key),
         (Dialect::Openai, Some(key)) => add("authorization", &format!("Bearer {key}")),
     }
     headers
@@ -288,6 +293,12 @@ struct Address {
     /// Without user, password and query.
     shown: String,
     is_local: bool,
+}
+
+impl Address {
+    fn is_azure(&self) -> bool {
+        self.host.ends_with(".openai.azure.com")
+    }
 }
 
 fn parse_address(url: &str) -> Result<Address, String> {
@@ -367,7 +378,7 @@ mod tests {
     fn headers_of_the_settings_replace_ours_and_may_be_secret() {
         let given = serde_json::json!({"User-Agent": "x", "api-key": "topsecret", "anthropic-beta": "b"});
         let given = given_headers(given.as_object().unwrap()).unwrap();
-        let headers = all_headers(Dialect::Anthropic, &given, None);
+        let headers = all_headers(Dialect::Anthropic, false, &given, None);
         let names: Vec<_> = headers.iter().map(|(name, _)| name.as_str()).collect();
         let expected =
             ["content-type", "accept", "anthropic-version", "User-Agent", "anthropic-beta", "api-key"];
