@@ -1,7 +1,7 @@
 //! The providers against servers that others wrote, and against sockets that misbehave.
 //!
-//! `aimock` (npm) and `llmock` (PyPI) are found by INSOMNIA_AIMOCK and INSOMNIA_LLMOCK, which
-//! `.ci/install-model-servers` prints. Without them their tests are skipped, in CI they fail.
+//! `aimock` (npm), `llmock` (PyPI) and the official clients (PyPI) are found by INSOMNIA_AIMOCK, INSOMNIA_LLMOCK and
+//! INSOMNIA_PYTHON, which `.ci/install-model-servers` prints. Without them their tests are skipped, in CI they fail.
 
 #![allow(
     clippy::unwrap_used,
@@ -56,7 +56,7 @@ pub struct Server {
 }
 
 /// Starts what `variable` names; `None` when it is not installed, which CI does not accept.
-fn start_server(variable: &str, args: &[&str], fixtures: &Value) -> Option<Server> {
+pub fn start_server(variable: &str, args: &[&str], fixtures: &Value) -> Option<Server> {
     let Ok(program) = std::env::var(variable) else {
         assert!(
             std::env::var("CI").as_deref() != Ok("true"),
@@ -104,14 +104,14 @@ pub fn aimock(fixtures: &Value) -> Option<Server> {
     start_server("INSOMNIA_AIMOCK", &["-p", "0", "-f", "fixtures.json", "--chunk-size", "5"], fixtures)
 }
 
-fn llmock() -> Option<Server> {
+pub fn llmock() -> Option<Server> {
     // Slow enough that it still streams when we hang up; else it takes the attempt for one that went well.
     let args = ["serve", "-p", "0", "--stream-chunk-delay-ms", "20"];
     start_server("INSOMNIA_LLMOCK", &args, &Value::Null)
 }
 
 /// Runs curl for a test's own questions to a server.
-fn curl(args: &[&str]) -> Value {
+pub fn curl(args: &[&str]) -> Value {
     let args = ["-q", "-sS"].iter().chain(args);
     let mut running = Program::new("curl", args).start(ErrorOutput::Separate).unwrap();
     let answer = running.read_to_end(1 << 20, None, Instant::now() + Duration::from_secs(30)).unwrap();
@@ -119,12 +119,12 @@ fn curl(args: &[&str]) -> Value {
 }
 
 /// A pod's place and its provider, with the key in a file.
-struct Asker {
+pub struct Asker {
     place: tempfile::TempDir,
     provider: Provider,
 }
 
-fn asker(kind: ProviderKind, base_url: &str, change: impl FnOnce(&mut ProviderSettings)) -> Asker {
+pub fn asker(kind: ProviderKind, base_url: &str, change: impl FnOnce(&mut ProviderSettings)) -> Asker {
     if log::set_logger(&CAPTURE).is_ok() {
         log::set_max_level(log::LevelFilter::Trace);
     }
@@ -162,7 +162,7 @@ impl Asker {
     }
 
     /// One attempt; what was streamed is the text of the reply.
-    fn ask(&self, items: &[Item], tools: &[ToolSpec]) -> Outcome {
+    pub fn ask(&self, items: &[Item], tools: &[ToolSpec]) -> Outcome {
         let cancel = Cancel::new().unwrap();
         let mut heard = String::new();
         let outcome = self.ask_with(items, tools, &cancel, &mut |text| heard.push_str(text));
@@ -208,11 +208,11 @@ impl Asker {
     }
 }
 
-fn input(text: &str) -> Item {
+pub fn input(text: &str) -> Item {
     Item::Input { text: text.into(), from: None }
 }
 
-fn read_file() -> [ToolSpec; 1] {
+pub fn read_file() -> [ToolSpec; 1] {
     let schema = json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]});
     [ToolSpec { name: "ReadFile", description: "Reads a file.".into(), input_schema: schema }]
 }
@@ -274,7 +274,7 @@ fn a_wrong_key_and_an_unknown_model_are_told_once() {
 }
 
 /// Queues faults for the next requests.
-fn scenario(server: &Server, behaviors: Value) {
+pub fn scenario(server: &Server, behaviors: Value) {
     let body = json!({ "behaviors": behaviors }).to_string();
     curl(&[&format!("{}/_llmock/scenario", server.url), "-d", &body]);
 }
