@@ -70,9 +70,6 @@ impl Http {
         let key = KeySource::find(settings, variable, is_key_optional, lookup)?;
         let base_url = settings.base_url.as_deref().unwrap_or(default_url).trim();
         let address = parse_address(base_url).map_err(Error::told)?;
-        if base_url.starts_with("http://") && !address.is_local {
-            log::warn!("the connection to {} is not encrypted, the key included; use https", address.host);
-        }
         // Only the program that needs a key gets its variable, and curl needs none.
         let keys = ["ANTHROPIC_API_KEY", "OPENAI_API_KEY"].into_iter().chain(settings.api_key_env.as_deref());
         Ok(Http {
@@ -128,7 +125,7 @@ impl Http {
             return Err(self.refusal(exchange, &head, mask, cancel));
         }
         let (mut reply, mut framer) = (Reply::default(), Framer::default());
-        let (mut form, mut unread) = (Form::Unknown, Vec::new());
+        let (mut first, mut unread) = (None, Vec::new());
         let mut take = |reply: &mut Reply, data: &str| {
             let taken = match self.dialect {
                 Dialect::Anthropic => anthropic::take(reply, data),
@@ -147,34 +144,34 @@ impl Http {
                 Err(Failure::Cancelled) => return Err(Failure::Cancelled),
                 Err(failure) => break Some(failure),
             }
-            if form == Form::Unknown {
-                form = Form::of(&unread);
+            // The first byte tells what comes, as content types are often wrong: events, one object, or a page of a
+            // captive portal or wrong address.
+            first = first.or(unread.trim_ascii_start().first().copied());
+            if matches!(first, None | Some(b'{' | b'<')) {
+                continue;
             }
-            if form == Form::Stream {
-                let events = framer.push(&std::mem::take(&mut unread)).map_err(|_| {
-                    Failure::Final(format!("one event of the stream has more than {MAX_EVENT_BYTES} bytes"))
-                })?;
-                for data in events {
-                    if take(&mut reply, &data)? == Progress::Complete {
-                        exchange.child.drain(cancel, FAREWELL);
-                        return Ok(reply.finish());
-                    }
+            let events = framer.push(&std::mem::take(&mut unread)).map_err(|_| {
+                Failure::Final(format!("one event of the stream has more than {MAX_EVENT_BYTES} bytes"))
+            })?;
+            for data in events {
+                if take(&mut reply, &data)? == Progress::Complete {
+                    exchange.child.drain(cancel, FAREWELL);
+                    return Ok(reply.finish());
                 }
-                if reply.is_complete {
-                    exchange.child.hurry(LAST_WORDS);
-                }
+            }
+            if reply.is_complete {
+                exchange.child.hurry(LAST_WORDS);
             }
         };
-        let last = match form {
-            Form::Page => {
+        let last = match first {
+            Some(b'<') => {
                 let shown = &self.address.shown;
                 let told =
                     format!("{shown} answers with a web page, not as a model provider; check \"base_url\"");
                 return Err(Failure::Final(told));
             }
-            Form::Stream => framer.finish(),
-            Form::Whole => Some(String::from_utf8_lossy(&unread).into_owned()),
-            Form::Unknown => None,
+            Some(b'{') => Some(String::from_utf8_lossy(&unread).into_owned()),
+            _ => framer.finish(),
         };
         if let Some(data) = last.filter(|_| broken.is_none()) {
             take(&mut reply, &data)?;
@@ -204,30 +201,6 @@ impl Http {
     fn judge(&self, status: u16, message: &str, wait: Option<Duration>) -> Failure {
         let asked = Asked { key: &self.key.to_string(), model: &self.model, address: &self.address.shown };
         of_status(status, message, wait, asked)
-    }
-}
-
-/// What the body of an answer is, told by its first byte: content types are often wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
-    /// Nothing but space has come.
-    Unknown,
-    /// Events.
-    Stream,
-    /// One JSON object.
-    Whole,
-    /// HTML: a captive portal, or a wrong address.
-    Page,
-}
-
-impl Form {
-    fn of(start: &[u8]) -> Form {
-        match start.trim_ascii_start().first() {
-            None => Form::Unknown,
-            Some(b'{') => Form::Whole,
-            Some(b'<') => Form::Page,
-            Some(_) => Form::Stream,
-        }
     }
 }
 
@@ -292,7 +265,6 @@ struct Address {
     host: String,
     /// Without user, password and query.
     shown: String,
-    is_local: bool,
 }
 
 impl Address {
@@ -316,9 +288,7 @@ fn parse_address(url: &str) -> Result<Address, String> {
     if host.is_empty() || host.starts_with(':') {
         return fault("names no host");
     }
-    let name = host.trim_end_matches(|c: char| c == ':' || c.is_ascii_digit());
-    let is_local = name == "localhost" || name == "[::1]" || name.starts_with("127.");
-    Ok(Address { host: host.to_owned(), shown: format!("{scheme}://{host}{path}"), is_local })
+    Ok(Address { host: host.to_owned(), shown: format!("{scheme}://{host}{path}") })
 }
 
 #[cfg(test)]
@@ -327,18 +297,17 @@ mod tests {
 
     #[test]
     fn an_address_is_checked_and_shown_without_its_secrets() {
-        let check =
-            |url: &str, expected: Result<(&str, &str, bool), &str>| match (parse_address(url), expected) {
-                (Ok(found), Ok((host, shown, is_local))) => {
-                    assert_eq!(found, Address { host: host.into(), shown: shown.into(), is_local });
-                }
-                (Err(told), Err(expected)) => assert!(told.contains(expected), "{told}"),
-                (found, expected) => panic!("{url}: {found:?} is not {expected:?}"),
-            };
-        check("https://api.anthropic.com", Ok(("api.anthropic.com", "https://api.anthropic.com", false)));
-        check("http://127.0.0.1:8/v1", Ok(("127.0.0.1:8", "http://127.0.0.1:8/v1", true)));
-        check("http://[::1]:8", Ok(("[::1]:8", "http://[::1]:8", true)));
-        check("https://u:secret@h/v1?key=secret", Ok(("h", "https://h/v1", false)));
+        let check = |url: &str, expected: Result<(&str, &str), &str>| match (parse_address(url), expected) {
+            (Ok(found), Ok((host, shown))) => {
+                assert_eq!(found, Address { host: host.into(), shown: shown.into() });
+            }
+            (Err(told), Err(expected)) => assert!(told.contains(expected), "{told}"),
+            (found, expected) => panic!("{url}: {found:?} is not {expected:?}"),
+        };
+        check("https://api.anthropic.com", Ok(("api.anthropic.com", "https://api.anthropic.com")));
+        check("http://127.0.0.1:8/v1", Ok(("127.0.0.1:8", "http://127.0.0.1:8/v1")));
+        check("http://[::1]:8", Ok(("[::1]:8", "http://[::1]:8")));
+        check("https://u:secret@h/v1?key=secret", Ok(("h", "https://h/v1")));
         check("ftp://h", Err("neither http:// nor https://"));
         check("api.openai.com", Err("neither"));
         check("http://", Err("names no host"));
@@ -391,16 +360,5 @@ mod tests {
         let bad = serde_json::json!({"x": 1});
         let told = given_headers(bad.as_object().unwrap()).unwrap_err();
         assert!(told.contains("header \"x\" is no text"), "{told}");
-    }
-
-    #[test]
-    fn the_first_byte_tells_a_stream_from_an_object() {
-        let check = |start: &str, expected: Form| assert_eq!(Form::of(start.as_bytes()), expected);
-        check("", Form::Unknown);
-        check("\n", Form::Unknown);
-        check("\n  {\"a\"", Form::Whole);
-        check("data: x", Form::Stream);
-        check(": ping\n", Form::Stream);
-        check("<!doctype html>", Form::Page);
     }
 }
