@@ -37,10 +37,10 @@ pub struct Patience {
 }
 
 impl Default for Patience {
-    /// Servers send a sign of life every few seconds while a model thinks; two minutes without any is a dead
-    /// line. One hour is more than any reply takes.
+    /// Most servers send a sign of life every few seconds; OpenAI's says nothing while a model thinks, and a local
+    /// one nothing while it reads a long prompt, for minutes. One hour is more than any reply takes.
     fn default() -> Self {
-        let [connect, first_byte, silence, total] = [30, 120, 120, 3600].map(Duration::from_secs);
+        let [connect, first_byte, silence, total] = [30, 300, 300, 3600].map(Duration::from_secs);
         Patience { connect, first_byte, silence, total }
     }
 }

@@ -174,6 +174,22 @@ mod tests {
     }
 
     #[test]
+    fn every_event_line_of_the_readme_is_understood() {
+        let lines = include_str!("../../../README.md").lines().filter_map(|line| line.strip_prefix("<- "));
+        let events =
+            lines.filter_map(|line| line.split("   ").next().filter(|line| line.contains("\"event\"")));
+        let mut kinds = Vec::new();
+        for event in events {
+            match take(&mut Reply::default(), event.trim().as_bytes()) {
+                Ok(progress) => kinds.push(if progress == Progress::Complete { "done" } else { "more" }),
+                Err(Failure::Retry { reason, .. }) if reason.contains("reports: ...") => kinds.push("retry"),
+                Err(failure) => panic!("{event}: {failure:?}"),
+            }
+        }
+        assert_eq!(kinds, ["more", "more", "more", "done", "retry"]);
+    }
+
+    #[test]
     fn a_large_request_reaches_the_program() {
         let count = r#"printf '{"event":"text","text":"%d"}\n{"event":"done","stop":"length"}\n' $(wc -c)"#;
         let message = ask(count, &"x".repeat(1 << 20)).1.unwrap();
