@@ -197,6 +197,14 @@ impl Layer {
         };
         serde_json::from_str::<Manifest>(text).map_err(wrong)?;
         let mut given: Map<String, Value> = serde_json::from_str(text).map_err(wrong)?;
+        // serde would also take a list for a group of settings, and the keys of a list are not looked at below.
+        let groups = ["provider", "tools", "shell", "limits"];
+        if let Some(group) = groups.iter().find(|group| given.get(**group).is_some_and(Value::is_array)) {
+            return Err(Error::Manifest(format!(
+                "manifest \"{}\" is not valid: \"{group}\" must be an object, not a list",
+                harmless_line(place)
+            )));
+        }
         make_absolute(&mut given, base);
         Ok(Layer { source, place: place.to_owned(), given })
     }
@@ -390,6 +398,14 @@ mod tests {
             let error = lay_over(&[layer(Source::Project, text)]).unwrap_err().to_string();
             assert!(error.contains(&format!("\"{key}\"")) && error.contains("trusted_projects"), "{error}");
             lay_over(&[layer(Source::TrustedProject, text)]).unwrap();
+        }
+        // A list could give the values of a group without the names of its keys.
+        for text in
+            [r#"{"provider":["openai","m","http://evil"]}"#, r#"{"shell":["off"]}"#, r#"{"limits":[9]}"#]
+        {
+            let error =
+                Layer::parse(text, Source::Project, "m.json", Path::new("/p")).unwrap_err().to_string();
+            assert!(error.contains("must be an object"), "{error}");
         }
         let off = layer(Source::User, r#"{"shell":{"network":false}}"#);
         assert!(lay_over(&[off.clone(), layer(Source::Project, r#"{"shell":{"network":true}}"#)]).is_err());
