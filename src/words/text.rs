@@ -94,20 +94,23 @@ fn ceil_boundary(text: &str, mut at: usize) -> usize {
     at
 }
 
-/// Shows a name of any bytes: printable UTF-8 as it is, everything else as `\xNN`.
+/// Shows a name of any bytes: printable UTF-8 as it is, everything else as `\xNN`, and so the backslash of what
+/// only looks like such an escape.
 #[must_use]
 pub fn escape_name(name: &[u8]) -> String {
     let mut shown = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
-        for c in chunk.valid().chars() {
-            if c.is_control() {
-                let mut bytes = [0; 4];
-                for byte in c.encode_utf8(&mut bytes).bytes() {
+        let mut rest = chunk.valid();
+        while let Some(c) = rest.chars().next() {
+            let (this, after) = rest.split_at(c.len_utf8());
+            if c.is_control() || escaped(rest.as_bytes()).is_some() {
+                for byte in this.bytes() {
                     let _ = write!(shown, "\\x{byte:02x}");
                 }
             } else {
                 shown.push(c);
             }
+            rest = after;
         }
         for byte in chunk.invalid() {
             let _ = write!(shown, "\\x{byte:02x}");
@@ -122,24 +125,18 @@ pub fn unescape_name(shown: &str) -> Vec<u8> {
     let mut name = Vec::with_capacity(shown.len());
     let mut rest = shown.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
-        let escaped = (byte == b'\\').then(|| after.strip_prefix(b"x")).flatten();
-        let digits = escaped.and_then(|tail| tail.split_at_checked(2));
-        let value = digits.and_then(|(hex, tail)| {
-            let text = std::str::from_utf8(hex).ok().filter(|t| t.bytes().all(|b| b.is_ascii_hexdigit()))?;
-            Some((u8::from_str_radix(text, 16).ok()?, tail))
-        });
-        match value {
-            Some((value, tail)) => {
-                name.push(value);
-                rest = tail;
-            }
-            None => {
-                name.push(byte);
-                rest = after;
-            }
-        }
+        let (value, tail) = escaped(rest).unwrap_or((byte, after));
+        name.push(value);
+        rest = tail;
     }
     name
+}
+
+/// The byte that an escape at the beginning of the text stands for, and what follows.
+fn escaped(text: &[u8]) -> Option<(u8, &[u8])> {
+    let (digits, tail) = text.strip_prefix(b"\\x")?.split_at_checked(2)?;
+    let digits = std::str::from_utf8(digits).ok().filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()))?;
+    Some((u8::from_str_radix(digits, 16).ok()?, tail))
 }
 
 #[cfg(test)]
@@ -188,9 +185,15 @@ mod tests {
 
     #[test]
     fn p16_names_that_are_not_utf8_come_back() {
-        for name in
-            [&b"a\xffz.txt"[..], b"plain", b"d\xff\xfe", b"tab\there", b"back\\slash", "日本".as_bytes()]
-        {
+        for name in [
+            &b"a\xffz.txt"[..],
+            b"plain",
+            b"d\xff\xfe",
+            b"tab\there",
+            b"back\\slash",
+            b"\\x41",
+            "日本".as_bytes(),
+        ] {
             assert_eq!(unescape_name(&escape_name(name)), name);
         }
         assert_eq!(escape_name(b"a\xffz"), "a\\xffz");
