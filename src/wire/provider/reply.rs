@@ -13,6 +13,9 @@ use crate::words::message::{AssistantMessage, Stop, ToolCall, Usage};
 pub const INVALID_ARGUMENTS: &str = "_invalid_arguments";
 /// Most tool calls of one reply that are read.
 pub const TOOL_CALLS_MAX: usize = 256;
+/// Deepest nesting of arguments and reasoning that is kept: serde_json reads 128 levels, and the history and the
+/// answers that hold them add some of their own.
+const NESTING_MAX: usize = 100;
 
 /// How far a reply has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,9 +113,12 @@ impl Reply {
     /// The reply, once it is whole.
     #[must_use]
     pub fn finish(self) -> AssistantMessage {
-        let whole = |PartialCall { id, name, arguments, given, .. }: PartialCall| match arguments.trim() {
-            "" => ToolCall { id, name, input: input_of_value(given) },
-            _ => ToolCall { id, name, input: input_of_text(&arguments) },
+        let whole = |PartialCall { id, name, arguments, given, .. }: PartialCall| {
+            let input =
+                if arguments.trim().is_empty() { input_of_value(given) } else { input_of_text(&arguments) };
+            let is_shallow = is_within(&input, NESTING_MAX);
+            let input = if is_shallow { input } else { json!({ INVALID_ARGUMENTS: input.to_string() }) };
+            ToolCall { id, name, input }
         };
         let tool_calls: Vec<ToolCall> = self.calls.into_iter().map(whole).collect();
         let stop = match (self.stop.unwrap_or(Stop::Done), tool_calls.is_empty()) {
@@ -120,7 +126,8 @@ impl Reply {
             (Stop::ToolUse, true) => Stop::Done,
             (stop, _) => stop,
         };
-        AssistantMessage { text: self.text, tool_calls, thinking: self.thinking, stop, usage: self.usage }
+        let thinking = self.thinking.into_iter().filter(|block| is_within(block, NESTING_MAX)).collect();
+        AssistantMessage { text: self.text, tool_calls, thinking, stop, usage: self.usage }
     }
 }
 
@@ -138,6 +145,16 @@ pub(super) fn at<'v>(value: &'v Value, pointer: &str) -> &'v Value {
 /// The text of a field, empty when there is none.
 pub(super) fn text_of<'v>(value: &'v Value, name: &str) -> &'v str {
     value.get(name).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Whether no value in this one lies deeper than so many levels.
+fn is_within(value: &Value, levels: usize) -> bool {
+    let within = |value: &Value| levels > 0 && is_within(value, levels - 1);
+    match value {
+        Value::Array(items) => items.iter().all(within),
+        Value::Object(fields) => fields.values().all(within),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
+    }
 }
 
 /// Arguments as text: always an object, also when the model wrote something else.
@@ -345,5 +362,21 @@ pub(crate) mod tests {
         assert_eq!(input_of_value(json!({"a": 1})), json!({"a": 1}));
         assert_eq!(input_of_value(Value::Null), json!({}));
         assert_eq!(input_of_value(json!(3)), json!({"_invalid_arguments": "3"}));
+    }
+
+    #[test]
+    fn what_is_kept_of_a_reply_can_be_read_wherever_it_is_written() {
+        let nested = |levels: usize| format!("{{\"a\":{}{}}}", "[".repeat(levels), "]".repeat(levels));
+        let finish = |levels: usize| {
+            let mut reply = Reply::default();
+            reply.calls.push(PartialCall { arguments: nested(levels), ..PartialCall::default() });
+            reply.thinking.push(serde_json::from_str(&nested(levels)).unwrap());
+            reply.finish()
+        };
+        let kept = finish(NESTING_MAX);
+        assert_eq!((kept.tool_calls[0].input.to_string(), kept.thinking.len()), (nested(NESTING_MAX), 1));
+        let refused = finish(NESTING_MAX + 1);
+        assert_eq!(refused.tool_calls[0].input, json!({"_invalid_arguments": nested(NESTING_MAX + 1)}));
+        assert!(refused.thinking.is_empty());
     }
 }
