@@ -13,6 +13,7 @@
 mod architecture;
 mod cases;
 mod examples;
+mod faults;
 mod files;
 mod launch;
 mod lessons;

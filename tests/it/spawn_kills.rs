@@ -77,7 +77,7 @@ fn ids(world: &World) -> BTreeSet<String> {
 }
 
 /// Whether each entry has its process, which holds its life, and each process its entry.
-fn table_fits(world: &World) -> bool {
+pub fn table_fits(world: &World) -> bool {
     let runtime = RuntimeDirectory::open(&world.runtime()).unwrap();
     let table = world.table();
     let entries = table["allocations"].as_array().unwrap();
