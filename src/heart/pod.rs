@@ -113,7 +113,15 @@ pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
     let settings_before = previous.iter().map(|previous| previous.settings.clone());
     let layers = settings_before.chain(overlays(&options)?).collect();
     let mut manifest = manifest::gather(&directories.config, &directory, layers)?;
-    manifest.provider = Provider::choose(&manifest.provider)?;
+    let given = std::mem::take(&mut manifest.provider);
+    manifest.provider = Provider::choose(&given)?;
+    for (key, is_chosen) in
+        [("kind", given.kind.is_none()), ("base_url", given.base_url != manifest.provider.base_url)]
+    {
+        if is_chosen {
+            manifest.sources.insert(format!("provider.{key}"), "the environment".into());
+        }
+    }
     let instruction = instruction::resolve(&manifest.instruction, &directories.config, &directory)?;
     let runtime = Arc::new(RuntimeDirectory::open_or_create(&directories.runtime)?);
     let lock = ScopeLock::new(runtime);
@@ -144,9 +152,15 @@ fn overlays(options: &StartOptions) -> Result<Vec<Layer>> {
         layers.push(Layer::parse(&text, manifest::Source::Overlay, &path.to_string_lossy(), base)?);
     }
     if let Some(text) = &options.overlay {
-        layers.push(Layer::parse(text, manifest::Source::Overlay, "overlay", Path::new("/"))?);
+        let place = given_by(options);
+        layers.push(Layer::parse(text, manifest::Source::Overlay, place, Path::new("/"))?);
     }
     Ok(layers)
+}
+
+/// Who has put together what this pod is started with.
+fn given_by(options: &StartOptions) -> &'static str {
+    if options.adopt.is_some() { "its spawner" } else { "the command line" }
 }
 
 /// Puts the pod's entry into the lock: a new one for a root, its own life in place of the reservation for a
@@ -272,7 +286,14 @@ impl Registered {
             directory: directory.to_string_lossy().into_owned(),
             scope: entry.scope_allow.clone(),
         })?;
-        save_manifest(state_dir, &manifest)?;
+        let mut resolved = Manifest {
+            scope: entry.scope_allow.iter().map(ToString::to_string).collect(),
+            ..manifest.clone()
+        };
+        if options.adopt.is_some() || !options.scope.is_empty() {
+            resolved.sources.insert("scope".into(), given_by(&options).into());
+        }
+        manifest::save(state_dir, &resolved)?;
         let callback = options
             .callback
             .clone()
@@ -354,16 +375,6 @@ fn begin_log(path: &Path) -> Result<()> {
     };
     let _ = env_logger::Builder::new().parse_filters(&filter).format(line).target(target).try_init();
     Ok(())
-}
-
-fn save_manifest(state_dir: &Path, manifest: &Manifest) -> Result<()> {
-    let path = session::manifest_path(state_dir);
-    let failed = |source| Error::io(format!("write \"{}\"", path.display()), source);
-    let text = serde_json::to_string_pretty(manifest).unwrap_or_default();
-    let directory = file::open_directory(state_dir).map_err(failed)?;
-    let name = path.file_name().map(Path::new).unwrap_or(Path::new("manifest.json"));
-    file::remove_at(&directory, name).map_err(failed)?;
-    file::write_complete(&directory, name, text.as_bytes(), 0o600).map_err(failed)
 }
 
 /// The instruction text with who the pod is.

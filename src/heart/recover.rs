@@ -2,7 +2,7 @@
 //!
 //! Runs on the main thread between the registration and the first event.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::heart::watcher;
@@ -52,15 +52,11 @@ impl Previous {
         let Some(Item::Session { pod_id, name, directory, scope, .. }) = first.map(|logged| logged.item)
         else {
             return Err(Error::told(format!(
-                "the history in \"{}\" does not say what it is of",
+                "the history in \"{}\" has lost its first line, which says what the pod was started with; \"insomnia history {wanted}\" still shows the rest, and with that folder moved away the session before it, or a new pod, can start",
                 folder.display()
             )));
         };
-        let path = session::manifest_path(&folder);
-        let text = crate::sys::file::read_regular(&path, manifest::MANIFEST_BYTES_MAX)
-            .map_err(|source| Error::io(format!("read \"{}\"", path.display()), source))?;
-        let settings =
-            Layer::parse(&text, manifest::Source::Overlay, &path.to_string_lossy(), Path::new("/"))?;
+        let settings = manifest::saved(&folder)?;
         Ok(Previous { folder, pod_id, name, directory: directory.into(), scope, settings })
     }
 }

@@ -3,11 +3,14 @@
 //! Parsing and laying over are pure functions of texts; only `gather` reads files. A project's file arrives
 //! with a `git clone`, so it must never widen rights.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
+use crate::store::session;
+use crate::sys::file;
 use crate::sys::file::read_regular;
 use crate::words::error::{Error, Result};
 use crate::words::limits::Limits;
@@ -141,7 +144,13 @@ pub struct Manifest {
     pub trusted_projects: Vec<PathBuf>,
     /// Limits.
     pub limits: Limits,
+    /// Where each value that is not built in comes from, by its key, such as `provider.model`.
+    #[serde(skip)]
+    pub sources: Sources,
 }
+
+/// Keys of values, such as `provider.model`, and where each comes from.
+pub type Sources = BTreeMap<String, String>;
 
 impl Default for Manifest {
     fn default() -> Self {
@@ -156,6 +165,7 @@ impl Default for Manifest {
             pod_command: Vec::new(),
             trusted_projects: Vec::new(),
             limits: Limits::default(),
+            sources: Sources::new(),
         }
     }
 }
@@ -179,6 +189,7 @@ pub struct Layer {
     source: Source,
     place: String,
     given: Map<String, Value>,
+    sources: Sources,
 }
 
 impl Layer {
@@ -188,15 +199,9 @@ impl Layer {
     /// # Errors
     /// `Error::Manifest` naming file, line and key for an unknown key or a wrong type.
     pub fn parse(text: &str, source: Source, place: &str, base: &Path) -> Result<Layer> {
-        let wrong = |error: serde_json::Error| {
-            Error::Manifest(format!(
-                "manifest \"{}\" is not valid: {}",
-                harmless_line(place),
-                harmless_line(&error.to_string())
-            ))
-        };
-        serde_json::from_str::<Manifest>(text).map_err(wrong)?;
-        let mut given: Map<String, Value> = serde_json::from_str(text).map_err(wrong)?;
+        let given = serde_json::from_str::<Map<String, Value>>(text);
+        serde_json::from_str::<Manifest>(text).map_err(|error| wrong(place, &error, given.as_ref().ok()))?;
+        let mut given = given.map_err(|error| wrong(place, &error, None))?;
         // serde would also take a list for a group of settings, and the keys of a list are not looked at below.
         let groups = ["provider", "tools", "shell", "limits"];
         if let Some(group) = groups.iter().find(|group| given.get(**group).is_some_and(Value::is_array)) {
@@ -206,7 +211,8 @@ impl Layer {
             )));
         }
         make_absolute(&mut given, base);
-        Ok(Layer { source, place: place.to_owned(), given })
+        let sources = flatten(&given).map(|(key, _)| (key, place.to_owned())).collect();
+        Ok(Layer { source, place: place.to_owned(), given, sources })
     }
 
     /// Makes a layer of an overlay that this program has put together.
@@ -246,7 +252,7 @@ impl Layer {
                 return refuse(&format!("shell.{key}"));
             }
         }
-        let limits = serde_json::to_value(&below.limits).unwrap_or_default();
+        let limits = json!(below.limits);
         for (key, value) in keys_of("limits") {
             if value.as_u64() > limits.get(key).and_then(Value::as_u64) {
                 return refuse(&format!("limits.{key}"));
@@ -271,16 +277,21 @@ pub fn lay_over(layers: &[Layer]) -> Result<Manifest> {
         if layer.source == Source::Project {
             layer.check_project(&manifest)?;
         }
-        let mut whole = serde_json::to_value(&manifest).unwrap_or_default();
-        let mut denied = manifest.tools.deny;
+        let mut whole = json!(manifest);
+        let Manifest { tools: ToolSettings { mut deny }, mut sources, .. } = manifest;
         lay_value(&mut whole, &Value::Object(layer.given.clone()));
-        manifest = serde_json::from_value(whole).map_err(|error| {
-            Error::Manifest(format!("manifest \"{}\" is not valid: {error}", harmless_line(&layer.place)))
-        })?;
-        denied.extend(
-            manifest.tools.deny.iter().filter(|tool| !denied.contains(tool)).cloned().collect::<Vec<_>>(),
+        manifest = serde_json::from_value(whole).map_err(|error| wrong(&layer.place, &error, None))?;
+        for (key, place) in &layer.sources {
+            let before = sources.insert(key.clone(), place.clone()).filter(|_| key == "tools.deny");
+            if let (Some(before), Some(both)) = (before, sources.get_mut(key)) {
+                *both = format!("{before}, {both}");
+            }
+        }
+        deny.extend(
+            manifest.tools.deny.iter().filter(|tool| !deny.contains(tool)).cloned().collect::<Vec<_>>(),
         );
-        manifest.tools.deny = denied;
+        manifest.tools.deny = deny;
+        manifest.sources = sources;
     }
     Ok(manifest)
 }
@@ -322,22 +333,92 @@ fn make_absolute(given: &mut Map<String, Value>, base: &Path) {
     }
 }
 
+/// The values of a manifest by their whole keys, in order: `provider.model`, `wake_on_events`.
+pub fn flatten(given: &Map<String, Value>) -> impl Iterator<Item = (String, &Value)> {
+    given.iter().flat_map(|(key, value)| match value.as_object() {
+        Some(inner) => inner.iter().map(|(name, value)| (format!("{key}.{name}"), value)).collect(),
+        None => vec![(key.clone(), value)],
+    })
+}
+
+/// A sentence with file, line and key. The key is the first whose value alone is refused in the same way.
+fn wrong(place: &str, error: &serde_json::Error, given: Option<&Map<String, Value>>) -> Error {
+    let refused = |(key, value): &(String, &Value)| {
+        let alone = key.rsplit('.').fold((*value).clone(), |inner, name| json!({ name: inner }));
+        serde_json::from_value::<Manifest>(alone).is_err()
+    };
+    let key = given.and_then(|given| flatten(given).find(refused));
+    let key = key.map(|(key, _)| format!(", key \"{key}\"")).unwrap_or_default();
+    let text = error.to_string();
+    let text = text.split(" at line ").next().unwrap_or(&text);
+    let mut text = text.split("struct ").next().unwrap_or(text).to_owned(); // names a type of ours
+    for (rust, json) in
+        [("sequence", "a list"), ("map", "an object"), ("u64", "a whole number"), ("u32", "a whole number")]
+    {
+        text = text.replace(&format!("expected a {rust}"), &format!("expected {json}"));
+        text = text.replace(&format!("expected {rust}"), &format!("expected {json}"));
+    }
+    let text = if text.ends_with("expected ") { text + "an object" } else { text };
+    let line = if error.line() > 0 { format!(", line {}", error.line()) } else { String::new() };
+    Error::Manifest(harmless_line(&format!("manifest \"{place}\"{line}{key} is not valid: {text}")))
+}
+
+/// The manifest files that count for a pod in `directory`, the lowest first, whether they exist or not: the user's,
+/// and the nearest one upward, which is a trusted one if the user lists its directory.
+///
+/// # Errors
+/// When the user's file is not valid.
+pub fn files(config: &Path, directory: &Path) -> Result<Vec<(Source, PathBuf)>> {
+    let user = config.join("manifest.json");
+    let trusted = lay_over(read_layer(&user, Source::User)?.as_slice())?.trusted_projects;
+    let project = super::paths::nearest_upward(directory, ".insomnia/manifest.json").map(|project| {
+        let is_trusted = trusted.iter().any(|path| path.canonicalize().is_ok_and(|path| path == project));
+        let source = if is_trusted { Source::TrustedProject } else { Source::Project };
+        (source, project.join(".insomnia/manifest.json"))
+    });
+    Ok([(Source::User, user)].into_iter().chain(project).collect())
+}
+
 /// Reads the user's and the project's manifest, as far as they exist, and puts the overlays on top.
 ///
 /// # Errors
 /// As `Layer::parse` and `lay_over`, and when a file that exists cannot be read.
 pub fn gather(config: &Path, directory: &Path, overlays: Vec<Layer>) -> Result<Manifest> {
     let mut layers: Vec<Layer> = Vec::new();
-    let user = config.join("manifest.json");
-    layers.extend(read_layer(&user, Source::User)?);
-    let trusted = lay_over(&layers)?.trusted_projects;
-    if let Some(project) = super::paths::nearest_upward(directory, ".insomnia/manifest.json") {
-        let is_trusted = trusted.iter().any(|path| path.canonicalize().is_ok_and(|path| path == project));
-        let source = if is_trusted { Source::TrustedProject } else { Source::Project };
-        layers.extend(read_layer(&project.join(".insomnia/manifest.json"), source)?);
+    for (source, path) in files(config, directory)? {
+        layers.extend(read_layer(&path, source)?);
     }
     layers.extend(overlays);
     lay_over(&layers)
+}
+
+/// Keeps the resolved settings in a session folder, and beside them where each comes from.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn save(folder: &Path, manifest: &Manifest) -> Result<()> {
+    let failed = |source| Error::io(format!("keep the manifest in \"{}\"", folder.display()), source);
+    let directory = file::open_directory(folder).map_err(failed)?;
+    for (name, value) in [(session::MANIFEST, json!(manifest)), (session::SOURCES, json!(manifest.sources))] {
+        file::remove_at(&directory, Path::new(name)).map_err(failed)?;
+        let text = format!("{value:#}");
+        file::write_complete(&directory, Path::new(name), text.as_bytes(), 0o600).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// The settings that `save` has kept, as a layer.
+///
+/// # Errors
+/// As `Layer::parse`, and when the manifest cannot be read; without the sources the values count as built in.
+pub fn saved(folder: &Path) -> Result<Layer> {
+    let path = folder.join(session::MANIFEST);
+    let text = read_regular(&path, MANIFEST_BYTES_MAX)
+        .map_err(|source| Error::io(format!("read \"{}\"", path.display()), source))?;
+    let sources = read_regular(&folder.join(session::SOURCES), MANIFEST_BYTES_MAX).unwrap_or_default();
+    let sources = serde_json::from_str(&sources).unwrap_or_default();
+    let layer = Layer::parse(&text, Source::Overlay, &path.to_string_lossy(), Path::new("/"))?;
+    Ok(Layer { sources, ..layer })
 }
 
 fn read_layer(path: &Path, source: Source) -> Result<Option<Layer>> {
@@ -378,6 +459,8 @@ mod tests {
         assert_eq!(manifest.provider.model.as_deref(), Some("m"));
         assert_eq!(manifest.tools.deny, ["Shell", "WriteFile"]);
         assert!(!manifest.wake_on_events);
+        assert_eq!(manifest.sources["tools.deny"], "m.json, m.json, m.json");
+        assert!(!manifest.sources.contains_key("limits.depth"), "built in");
         assert_eq!(manifest.limits.steps, 5);
     }
 
@@ -421,10 +504,25 @@ mod tests {
             error.contains("/u/manifest.json") && error.contains("provder") && error.contains("line 2"),
             "{error}"
         );
-        for bad in
-            ["", "[]", "{\"limits\":{\"depht\":1}}", "{\"provider\":{\"kind\":\"magic\"}}", "{\"scope\":1}"]
-        {
-            parse(bad);
+        for (bad, told) in [
+            ("", ", line 1 is not valid: EOF"),
+            ("[]", "an object"),
+            ("{\"limits\":{\n\"depht\":1}}", ", line 2, key \"limits.depht\""),
+            (
+                "{\"limits\":{\"steps\":\"x\"}}",
+                "key \"limits.steps\" is not valid: invalid type: string \"x\", expected a whole number",
+            ),
+            (
+                "{\"shell\":\n7}",
+                ", line 2, key \"shell\" is not valid: invalid type: integer `7`, expected an object",
+            ),
+            ("{\"provider\":{\"kind\":\"magic\"}}", "key \"provider.kind\""),
+            ("{\"provider\":{\"max_tokens\":-1}}", "key \"provider.max_tokens\""),
+            ("{\"scope\":1}", "key \"scope\" is not valid: invalid type: integer `1`, expected a list"),
+            ("{\"wake_on_events\":1}", "key \"wake_on_events\""),
+        ] {
+            let error = parse(bad).to_string();
+            assert!(error.contains(told) && !error.contains("struct"), "{bad}: {error}");
         }
     }
 

@@ -22,7 +22,10 @@ const HISTORY: &str = "history.jsonl";
 const INBOX: &str = "inbox.jsonl";
 const RESULTS: &str = "results";
 const LOG: &str = "pod.log";
-const MANIFEST: &str = "manifest.json";
+/// The resolved manifest in a session folder.
+pub(crate) const MANIFEST: &str = "manifest.json";
+/// Where each value of it comes from.
+pub(crate) const SOURCES: &str = "sources.json";
 
 /// A page of a history.
 #[derive(Debug, Clone, PartialEq)]
@@ -116,16 +119,16 @@ pub fn session_name(directory: &Path) -> String {
     parts.into_iter().rev().collect::<Vec<_>>().join("/")
 }
 
+/// The history of a session folder.
+#[must_use]
+pub fn history_path(directory: &Path) -> PathBuf {
+    directory.join(HISTORY)
+}
+
 /// The log file of a session folder.
 #[must_use]
 pub fn log_path(directory: &Path) -> PathBuf {
     directory.join(LOG)
-}
-
-/// The resolved manifest of a session folder.
-#[must_use]
-pub fn manifest_path(directory: &Path) -> PathBuf {
-    directory.join(MANIFEST)
 }
 
 impl Session {
