@@ -212,13 +212,13 @@ impl Counter {
             "{verdict}"
         );
         let history = self.world.history("main");
-        let ids: Vec<_> = history
-            .iter()
-            .filter(|item| item["type"] == "tool_result")
-            .map(|item| item["id"].to_string())
-            .collect();
-        assert_eq!(ids.iter().collect::<HashSet<_>>().len(), ids.len(), "a call has two results");
-        assert_eq!(ids.len() as u64, results);
+        let answers: Vec<_> = history.iter().filter(|item| item["type"] == "tool_result").collect();
+        let ids: HashSet<_> = answers.iter().map(|answer| answer["id"].to_string()).collect();
+        let went_well = answers.iter().filter(|answer| answer["ok"] == true).count();
+        assert_eq!(
+            (answers.len() as u64, ids.len() as u64, went_well as u64),
+            (results, results, self.count)
+        );
         let scenario = curl(&[&format!("{}/_llmock/scenario", self.server.url)]);
         assert_eq!(scenario["pending"], json!([]), "what was queued was met");
     }
