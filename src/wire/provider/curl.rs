@@ -40,11 +40,11 @@ pub(super) struct Curl {
 /// Headers, name and value; one of them is the key.
 pub(super) type Headers = Vec<(String, Secret)>;
 
-/// Status and headers of an answer; header names in lower case.
+/// What counts of an answer's status line and headers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) status: u16,
-    pub(super) headers: Vec<(String, String)>,
+    pub(super) retry_after: Option<String>,
 }
 
 /// An exchange under way; dropping it ends curl and removes the body.
@@ -223,18 +223,14 @@ fn parse_head(text: &str) -> Result<Head, String> {
         first.strip_prefix("HTTP/").and_then(|rest| rest.split_ascii_whitespace().nth(1)?.parse().ok());
     let shown = cut_end(&harmless_line(first), 80);
     let status = status.ok_or_else(|| format!("the answer is not HTTP: it begins with \"{shown}\""))?;
-    let fields = fields.lines().filter_map(|line| line.split_once(':'));
-    let headers = fields.map(|(name, value)| (name.trim().to_ascii_lowercase(), value.trim().to_owned()));
-    Ok(Head { status, headers: headers.collect() })
+    let mut fields = fields.lines().filter_map(|line| line.split_once(':'));
+    let wait = fields.find(|(name, _)| name.trim().eq_ignore_ascii_case("retry-after"));
+    Ok(Head { status, retry_after: wait.map(|(_, value)| value.trim().to_owned()) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn pairs(headers: &[(&str, &str)]) -> Vec<(String, String)> {
-        headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
-    }
 
     #[test]
     fn whatever_is_in_a_value_stays_in_its_line() {
@@ -270,8 +266,8 @@ mod tests {
         check("", "b", false);
     }
 
-    /// Status, headers and the beginning of the body.
-    type Parts<'a> = (u16, &'a [(&'a str, &'a str)], &'a str);
+    /// Status, wanted wait and the beginning of the body.
+    type Parts<'a> = (u16, Option<&'a str>, &'a str);
 
     #[test]
     fn a_head_is_read_from_pieces_of_any_size() {
@@ -290,8 +286,8 @@ mod tests {
                     }
                 }
                 match (found, &expected) {
-                    (Ok(Some(head)), Ok((status, headers, body))) => {
-                        assert_eq!((head.status, head.headers), (*status, pairs(headers)));
+                    (Ok(Some(head)), Ok((status, wait, body))) => {
+                        assert_eq!((head.status, head.retry_after.as_deref()), (*status, *wait));
                         assert_eq!(String::from_utf8(bytes).unwrap() + &rest, *body);
                     }
                     (Ok(None), Err("incomplete")) => {}
@@ -300,12 +296,12 @@ mod tests {
                 }
             }
         };
-        check("HTTP/1.1 200 OK\r\nA: b\r\n\r\nbody", Ok((200, &[("a", "b")], "body")));
-        check("HTTP/2 429 \r\nretry-after:7\r\n\r\n", Ok((429, &[("retry-after", "7")], "")));
-        check("HTTP/1.0 500 x\nA: b: c\n\n", Ok((500, &[("a", "b: c")], "")));
+        check("HTTP/1.1 200 OK\r\nA: b\r\n\r\nbody", Ok((200, None, "body")));
+        check("HTTP/2 429 \r\nretry-after:7\r\n\r\n", Ok((429, Some("7"), "")));
+        check("HTTP/1.0 500 x\nRETRY-AFTER : b: c\n\n", Ok((500, Some("b: c"), "")));
         check(
             "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nL: x\r\n\r\nHTTP/1.1 200\r\n\r\nx",
-            Ok((200, &[], "x")),
+            Ok((200, None, "x")),
         );
         check("HTTP/1.1 200 OK\r\nA: b\r\n", Err("incomplete"));
         check("SSH-2.0-x\r\n\r\n", Err("not HTTP: it begins with \"SSH-2.0-x\""));

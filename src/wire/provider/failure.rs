@@ -13,11 +13,12 @@ use crate::words::text::{cut_end, harmless_line};
 /// A provider's own words are cut at this length, in bytes.
 pub(super) const MESSAGE_BYTES_MAX: usize = 1024;
 /// Parts of words that say that the conversation does not fit into the model. Collected from the public
-/// documentation and source of Anthropic, OpenAI, Azure, OpenRouter, vLLM, llama.cpp and Ollama. A refused
+/// documentation and source of Anthropic, OpenAI, Azure, OpenRouter, LiteLLM, vLLM, llama.cpp and Ollama. A refused
 /// `max_tokens` alone is none of these.
 const CONTEXT_SIGNS: &str = "context_length_exceeded|exceed_context_size|prompt is too long|input is too long|\
     maximum context length|exceed context limit|exceeds the context|exceeds the available context|\
-    context window|context size|reduce the length of the messages|request_too_large";
+    context window|context size|reduce the length of the messages|request_too_large|\
+    maximum model length|contextwindowexceeded|exceeds the maximum number of tokens";
 /// Which status the code or type of an error stands for, by a part of it; the first that fits.
 const STATUS_SIGNS: [(u16, &str); 11] = [
     (529, "overloaded"),
@@ -192,6 +193,13 @@ mod tests {
         check(422, "bad", "final", "(HTTP 422)");
         check(400, "prompt is too long: 210000 tokens > 200000 maximum", "context", "too long for the model");
         check(400, "This model's maximum context length is 8192 tokens.", "context", "");
+        check(
+            400,
+            "The decoder prompt (length 9) is longer than the maximum model length of 8.",
+            "context",
+            "",
+        );
+        check(400, "litellm.ContextWindowExceededError: x", "context", "");
         check(413, "", "context", "HTTP 413");
         check(500, "the request exceeds the available context size", "context", "");
         check(400, "max_tokens: 9000 > 8192, the maximum allowed for this model", "final", "");
@@ -203,6 +211,7 @@ mod tests {
         check(502, "bad gateway", "retry", "");
         check(529, "Overloaded", "retry", "the provider is overloaded (HTTP 529): Overloaded");
         check(402, "", "final", "paid");
+        check(407, "", "final", "the proxy wants a user and a password (HTTP 407)");
         check(307, "", "final", "redirects");
         check(418, "\x1b[2Jteapot", "final", "\\x1b[2Jteapot");
     }

@@ -44,7 +44,8 @@ pub(super) enum Dialect {
 #[derive(Debug, Clone)]
 pub(super) struct Http {
     dialect: Dialect,
-    address: Address,
+    /// The address without user, password and query.
+    shown: String,
     /// Headers of the settings.
     given: Headers,
     key: KeySource,
@@ -69,7 +70,7 @@ impl Http {
         let is_key_optional = dialect == Dialect::Openai && settings.base_url.is_some();
         let key = KeySource::find(settings, variable, is_key_optional, lookup)?;
         let base_url = settings.base_url.as_deref().unwrap_or(default_url).trim();
-        let address = parse_address(base_url).map_err(Error::told)?;
+        let (host, shown) = parse_address(base_url).map_err(Error::told)?;
         // Only the program that needs a key gets its variable, and curl needs none.
         let keys = ["ANTHROPIC_API_KEY", "OPENAI_API_KEY"].into_iter().chain(settings.api_key_env.as_deref());
         Ok(Http {
@@ -81,12 +82,12 @@ impl Http {
             curl: Curl {
                 program: find_curl(lookup)?,
                 url: Secret::new(endpoint(dialect, base_url)),
-                host: address.host.clone(),
+                host,
                 private_dir,
                 hidden_variables: keys.map(str::to_owned).collect(),
                 patience: Patience::default(),
             },
-            address,
+            shown,
         })
     }
 
@@ -96,18 +97,22 @@ impl Http {
         let secrets = self.given.iter().filter(|(name, _)| may_be_secret(name)).map(|(_, value)| value);
         let secrets: Vec<&Secret> = key.iter().chain(secrets).collect();
         let mask = |text: String| secrets.iter().fold(text, |text, secret| secret.mask(&text));
-        let headers = all_headers(self.dialect, self.address.is_azure(), &self.given, key.as_ref());
+        let headers = all_headers(self.dialect, self.is_azure(), &self.given, key.as_ref());
         let body = self.body(request).to_string();
-        log::debug!("model request {} to {}: {} bytes", request.number, self.address.shown, body.len());
+        log::debug!("model request {} to {}: {} bytes", request.number, self.shown, body.len());
         Exchange::start(&self.curl, &headers, &body)
             .and_then(|exchange| self.follow(exchange, &mask, cancel, on_text))
             .map_err(|failure| failure.map(mask))
     }
 
+    fn is_azure(&self) -> bool {
+        self.curl.host.ends_with(".openai.azure.com")
+    }
+
     fn body(&self, request: &ModelRequest<'_>) -> Value {
         let tokens = self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         // OpenAI's and Azure's newer models refuse `max_tokens`, which every other server knows.
-        let limit = match self.address.host.ends_with("api.openai.com") || self.address.is_azure() {
+        let limit = match self.curl.host.ends_with("api.openai.com") || self.is_azure() {
             true => Some(("max_completion_tokens", tokens)),
             // Unsaid, the server decides: a local one with a small context would refuse a large limit.
             false => self.max_tokens.map(|tokens| ("max_tokens", tokens)),
@@ -165,7 +170,7 @@ impl Http {
         };
         let last = match first {
             Some(b'<') => {
-                let shown = &self.address.shown;
+                let shown = &self.shown;
                 let told =
                     format!("{shown} answers with a web page, not as a model provider; check \"base_url\"");
                 return Err(Failure::Final(told));
@@ -179,7 +184,7 @@ impl Http {
         if reply.is_complete {
             return Ok(reply.finish()); // also when the server then closed badly: it had said all
         }
-        let reason = format!("the stream of {} ended before the reply was complete", self.address.host);
+        let reason = format!("the stream of {} ended before the reply was complete", self.curl.host);
         Err(broken.unwrap_or_else(|| Failure::retry(reason)))
     }
 
@@ -192,14 +197,13 @@ impl Http {
         if cancel.is_set() {
             return Failure::Cancelled;
         }
-        let wait = head.headers.iter().find(|(name, _)| name == "retry-after");
-        let wait = wait.and_then(|(_, value)| retry_after(value, now_seconds()));
+        let wait = head.retry_after.as_deref().and_then(|value| retry_after(value, now_seconds()));
         // Masked before it is cut: half a key at the end would not be found any more.
         self.judge(head.status, &mask(message_of_body(&body)), wait)
     }
 
     fn judge(&self, status: u16, message: &str, wait: Option<Duration>) -> Failure {
-        let asked = Asked { key: &self.key.to_string(), model: &self.model, address: &self.address.shown };
+        let asked = Asked { key: &self.key.to_string(), model: &self.model, address: &self.shown };
         of_status(status, message, wait, asked)
     }
 }
@@ -258,22 +262,8 @@ fn endpoint(dialect: Dialect, base_url: &str) -> String {
     format!("{base}{path}{query}")
 }
 
-/// The parts of an address that sentences need.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Address {
-    /// With the port.
-    host: String,
-    /// Without user, password and query.
-    shown: String,
-}
-
-impl Address {
-    fn is_azure(&self) -> bool {
-        self.host.ends_with(".openai.azure.com")
-    }
-}
-
-fn parse_address(url: &str) -> Result<Address, String> {
+/// The host with its port, and the address without user, password and query: what sentences need.
+fn parse_address(url: &str) -> Result<(String, String), String> {
     // The address itself may hold a password, so only what is wrong is said.
     let fault = |what: &str| Err(format!("\"base_url\" {what}; write it like \"https://host/v1\""));
     let Some((scheme @ ("http" | "https"), rest)) = url.split_once("://") else {
@@ -288,7 +278,7 @@ fn parse_address(url: &str) -> Result<Address, String> {
     if host.is_empty() || host.starts_with(':') {
         return fault("names no host");
     }
-    Ok(Address { host: host.to_owned(), shown: format!("{scheme}://{host}{path}") })
+    Ok((host.to_owned(), format!("{scheme}://{host}{path}")))
 }
 
 #[cfg(test)]
@@ -299,7 +289,7 @@ mod tests {
     fn an_address_is_checked_and_shown_without_its_secrets() {
         let check = |url: &str, expected: Result<(&str, &str), &str>| match (parse_address(url), expected) {
             (Ok(found), Ok((host, shown))) => {
-                assert_eq!(found, Address { host: host.into(), shown: shown.into() });
+                assert_eq!(found, (host.to_owned(), shown.to_owned()));
             }
             (Err(told), Err(expected)) => assert!(told.contains(expected), "{told}"),
             (found, expected) => panic!("{url}: {found:?} is not {expected:?}"),
