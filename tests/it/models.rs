@@ -7,12 +7,16 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
+use std::time::Instant;
 
 use insomnia::store::manifest::ProviderKind;
 use insomnia::words::message::{AssistantMessage, Item, Stop, ToolCall, Usage};
 use serde_json::{Value, json};
 
-use crate::providers::{KEY, Server, aimock, asker, curl, input, llmock, read_file, scenario, start_server};
+use crate::providers::{
+    KEY, Server, aimock, answer_once, asker, curl, input, llmock, read_file, scenario, start_server,
+    thread_park,
+};
 use crate::world::{World, has_tool, ran, read};
 
 #[test]
@@ -299,6 +303,26 @@ fn meet_every_fault(kind: &str, path: &str) {
         counter.turn(&text, queue);
     }
     counter.check(results);
+}
+
+#[test]
+fn a_cancelled_turn_ends_with_its_curl_and_the_pod_goes_on() {
+    const ANSWER: &str = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n\
+                  data: {\"choices\":[{\"delta\":{\"content\":\"first\"}}]}\n\n";
+    let world = World::new();
+    let url = answer_once(&[ANSWER], |stream| drop(thread_park(stream)));
+    world.manifest(json!({"provider": {"kind": "openai", "base_url": url}}));
+    world.start(&["--name", "main"]);
+    let mut events = world.subscribe("main", None);
+    world.ok("main", "run", json!({"input": "x"}));
+    events.until(|event| event["event"] == "text_delta");
+    assert_eq!(world.processes().len(), 2, "the pod and its curl");
+    let started = Instant::now();
+    world.ok("main", "cancel", Value::Null);
+    assert_eq!(events.until_turn_ended()["result"], "cancelled");
+    println!("a cancelled turn ended after {:?}", started.elapsed());
+    assert_eq!(world.processes(), [world.pid("main")]);
+    assert_eq!(world.status("main")["status"], "paused");
 }
 
 /// A proxy that lets everybody through, or answers each with this line; it tells the first line of each request.

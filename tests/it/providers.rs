@@ -350,7 +350,7 @@ fn what_llmock_refuses_for_good_is_not_tried_again() {
 }
 
 /// A socket that answers one request with these pieces; the connection closes when the answer is dropped.
-fn answer_once(pieces: &'static [&'static str], then: impl FnOnce(TcpStream) + Send + 'static) -> String {
+pub fn answer_once(pieces: &'static [&'static str], then: impl FnOnce(TcpStream) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     thread::Builder::new()
@@ -416,6 +416,20 @@ fn connections_that_fail_are_told_in_a_sentence() {
 }
 
 #[test]
+fn a_cancel_before_the_first_byte_ends_the_request() {
+    let cancel = Cancel::new().unwrap();
+    let asked = cancel.clone();
+    let url = answer_once(&[], move |stream| {
+        asked.set();
+        drop(thread_park(stream));
+    });
+    let asker = asker(ProviderKind::Anthropic, &url, |_| {});
+    let outcome = asker.ask_with(&[input("x")], &[], &cancel, &mut |_| {});
+    assert_eq!(outcome, Err(Failure::Cancelled));
+    asker.check_clean(&outcome);
+}
+
+#[test]
 fn a_connection_that_does_not_stand_in_time_and_a_server_that_does_not_end_are_not_waited_for() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap(); // nobody takes the connection
     let silent = format!("https://{}", listener.local_addr().unwrap());
@@ -438,7 +452,7 @@ fn a_connection_that_does_not_stand_in_time_and_a_server_that_does_not_end_are_n
 }
 
 /// Keeps a connection open, without a word, until the other end closes it.
-fn thread_park(mut stream: TcpStream) -> TcpStream {
+pub fn thread_park(mut stream: TcpStream) -> TcpStream {
     let _ = stream.read_to_end(&mut Vec::new());
     stream
 }
