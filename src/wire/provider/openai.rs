@@ -19,6 +19,8 @@ pub const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
 const NAME_BYTES_MAX: usize = 64;
 /// Longest id of a call that the API takes.
 const ID_BYTES_MAX: usize = 40;
+/// The fields in which OpenRouter and LiteLLM send reasoning that they want back.
+const REASONING: [&str; 2] = ["reasoning_details", "thinking_blocks"];
 
 /// The body of a request. `limit` is the limit of a reply's tokens, with the name that the server has for it.
 pub(super) fn request_body(model: &str, limit: Option<(&str, u64)>, request: &ModelRequest<'_>) -> Value {
@@ -53,10 +55,12 @@ fn add_messages(list: &mut Vec<Value>, round: &Round<'_>) {
         if !calls.is_empty() {
             set(&mut message, "tool_calls", calls.into());
         }
-        let reasoning = round.replies.iter().flat_map(|reply| &reply.thinking);
-        let reasoning: Vec<&Value> = reasoning.filter(|part| is_reasoning(part)).collect();
-        if !reasoning.is_empty() {
-            set(&mut message, "reasoning_details", json!(reasoning));
+        for name in REASONING {
+            let thinking = round.replies.iter().flat_map(|reply| &reply.thinking);
+            let parts: Vec<&Value> = thinking.filter_map(|part| part.get(name)).collect();
+            if !parts.is_empty() {
+                set(&mut message, name, json!(parts));
+            }
         }
         list.push(message);
     }
@@ -122,10 +126,10 @@ fn take_usage(reply: &mut Reply, report: &Value) {
 
 fn take_delta(reply: &mut Reply, delta: &Value) -> Result<(), Trouble> {
     // Reasoning as text (`reasoning`, `reasoning_content`) is not kept: the servers that send it want none back.
-    for part in
-        at(delta, "/reasoning_details").as_array().into_iter().flatten().filter(|part| is_reasoning(part))
-    {
-        take_reasoning(reply, part);
+    for name in REASONING {
+        for piece in delta.get(name).and_then(Value::as_array).into_iter().flatten() {
+            take_reasoning(reply, name, piece);
+        }
     }
     reply.stop = Some(Stop::Refusal).filter(|_| !text_of(delta, "refusal").is_empty()).or(reply.stop);
     for content in [at(delta, "/content"), at(delta, "/refusal")] {
@@ -138,26 +142,23 @@ fn take_delta(reply: &mut Reply, delta: &Value) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// OpenRouter's reasoning, which it wants back unchanged; it comes in pieces of numbered parts.
-fn take_reasoning(reply: &mut Reply, piece: &Value) {
-    let is_same = |part: &&mut Value| ["type", "index"].iter().all(|name| part.get(name) == piece.get(name));
-    let Some(part) = reply.thinking.last_mut().filter(is_same) else {
-        return reply.thinking.push(piece.clone());
+/// Reasoning that its server wants back unchanged. A part of it may come in pieces, the signature in the last.
+fn take_reasoning(reply: &mut Reply, name: &str, piece: &Value) {
+    let is_same = |part: &&mut Value| {
+        ["type", "index"].iter().all(|field| part.get(field) == piece.get(field))
+            && text_of(part, "signature").is_empty()
     };
-    for (name, value) in piece.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
-        match (part.get_mut(name), value) {
-            (Some(Value::String(before)), Value::String(more))
-                if ["text", "summary", "data"].contains(&&**name) =>
-            {
-                before.push_str(more);
-            }
-            _ => set(part, name, value.clone()),
+    let last = reply.thinking.last_mut().and_then(|last| last.get_mut(name));
+    let Some(part) = last.filter(is_same) else {
+        return reply.thinking.push(json!({ name: piece }));
+    };
+    for (field, value) in piece.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
+        let is_pieced = ["text", "summary", "data", "thinking"].contains(&&**field);
+        match (part.get_mut(field), value) {
+            (Some(Value::String(before)), Value::String(more)) if is_pieced => before.push_str(more),
+            _ => set(part, field, value.clone()),
         }
     }
-}
-
-fn is_reasoning(part: &Value) -> bool {
-    text_of(part, "type").starts_with("reasoning.")
 }
 
 fn take_call(reply: &mut Reply, piece: &Value) -> Result<(), Trouble> {
@@ -254,13 +255,30 @@ mod tests {
     }
 
     #[test]
-    fn openrouters_reasoning_is_passed_back_and_no_other() {
-        let stream = include_str!("../../../tests/replies/openrouter-reasoning.sse");
-        let mut message = play(stream).unwrap().unwrap();
-        let ours = message.thinking.clone();
-        message.thinking.push(json!({"type": "thinking", "thinking": "x", "signature": "s"}));
-        let body = body(&[input("a"), Item::Assistant(message)], &[], None);
-        assert_eq!(body.pointer("/messages/2/reasoning_details"), Some(&json!(ours)));
+    fn reasoning_is_passed_back_to_the_servers_that_want_it() {
+        let check = |stream: &str, name: &str, expected: Value| {
+            let mut message = play(stream).unwrap().unwrap();
+            message
+                .thinking
+                .push(json!({"type": "thinking", "thinking": "of Anthropic's", "signature": "s"}));
+            let body = body(&[input("a"), Item::Assistant(message)], &[], None);
+            let fields = body.pointer("/messages/2").unwrap().as_object().unwrap();
+            assert_eq!((fields.get(name), fields.len()), (Some(&expected), 4), "{fields:?}");
+        };
+        check(
+            include_str!("../../../tests/replies/openrouter-reasoning.sse"),
+            "reasoning_details",
+            json!([
+                {"type": "reasoning.text", "text": "Two files.", "signature": "sig==", "format": "anthropic-claude-v1", "index": 0},
+                {"type": "reasoning.encrypted", "data": "gAAA", "id": "rs_1", "index": 1}]),
+        );
+        check(
+            include_str!("../../../tests/replies/litellm-thinking.sse"),
+            "thinking_blocks",
+            json!([
+                {"type": "thinking", "thinking": "Two files.", "signature": "s1=="},
+                {"type": "thinking", "thinking": "Then.", "signature": "s2=="}]),
+        );
     }
 
     fn play(stream: &str) -> Result<Option<AssistantMessage>, Trouble> {

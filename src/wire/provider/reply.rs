@@ -321,6 +321,10 @@ pub(crate) mod tests {
         check("lax-same-index", r#" | 1 ReadFile {"path":"a"}; 2 ListFiles {} | ToolUse, 0+0/0 | "#);
         check("litellm-error", "529: litellm.InternalServerError: AnthropicException - Overloaded (529)");
         check("litellm-null-arguments", " | toolu_1 ListFiles {} | ToolUse, 0+0/0 | ");
+        check(
+            "litellm-thinking",
+            r#" | toolu_1 ReadFile {"path":"a"} | ToolUse, 0+0/0 | {"thinking_blocks":..."#,
+        );
         check("litellm-tools", r#"I look. | toolu_1 ReadFile {"path":"a"} | ToolUse, 0+0/0 | "#);
         check(
             "llamacpp-error",
@@ -338,7 +342,7 @@ pub(crate) mod tests {
         check("openrouter-finish-error", "broken: the server behind the provider failed in mid-reply");
         check(
             "openrouter-reasoning",
-            r#" | toolu_1 ReadFile {"path":"a"} | ToolUse, 9+4/0 | {"format":"anthropic-claude-v1","index":0,"signature":"sig==","text":"Two files.","type":"reasoning.text"}; {"data":"gAAA","id":"rs_1","index":1,"type":"reasoning.encrypted"}"#,
+            r#" | toolu_1 ReadFile {"path":"a"} | ToolUse, 9+4/0 | {"reasoning_details":..."#,
         );
         check("openrouter-text", "Hi |  | Done, 9+4/2 | ");
         check("vllm-error", "400: This model's maximum context length is 8192 tokens. (BadRequestError)");
