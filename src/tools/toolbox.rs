@@ -71,7 +71,7 @@ impl Toolbox {
         };
         let (ok, text) = match answer {
             Ok(text) => (true, text),
-            Err(error) => (false, error.to_string()),
+            Err(error) => (false, without_marks(&error.to_string())), // a child's own words may be in it
         };
         ToolAnswer { ok, text: self.bound(&call.name, text) }
     }

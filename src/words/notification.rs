@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use crate::words::identity::{Life, PodId};
 use crate::words::protocol::{PodEvent, StartedBy};
-use crate::words::text::{cut_end, quote};
+use crate::words::text::{cut_end, quote, without_marks};
 
 /// What a notice is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +95,8 @@ pub fn render_block(notices: &[Notice], lost: usize) -> String {
     let mut block = String::from("<notices from=\"system\">\n");
     for notice in notices {
         block.push_str("- ");
-        block.push_str(&notice.text);
+        // What others say is quoted; a path of theirs in a sentence of ours is not.
+        block.push_str(&without_marks(&notice.text.replace('\n', " ")));
         block.push('\n');
     }
     if lost > 0 {

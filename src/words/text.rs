@@ -19,19 +19,19 @@ pub fn harmless(text: &str) -> String {
             c if c.is_control() => {
                 let _ = write!(shown, "\\x{:02x}", u32::from(c)); // a String takes every write
             }
-            '\u{061c}'
-            | '\u{200e}'
-            | '\u{200f}'
-            | '\u{202a}'..='\u{202e}'
-            | '\u{2066}'..='\u{2069}'
-            | '\u{2028}'
-            | '\u{2029}' => {
+            c if is_hidden_mark(c) => {
                 let _ = write!(shown, "\\u{{{:04x}}}", u32::from(c));
             }
             c => shown.push(c),
         }
     }
     shown
+}
+
+/// Marks that change the direction of text, separate its lines, or carry letters that nobody sees (the tags).
+fn is_hidden_mark(c: char) -> bool {
+    matches!(c, '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        | '\u{e0000}'..='\u{e007f}')
 }
 
 /// As `harmless`, on one line: newlines and tabs become spaces, runs of spaces one.
@@ -44,16 +44,40 @@ pub fn harmless_line(text: &str) -> String {
 /// neither its own quotes nor any mark around them.
 #[must_use]
 pub fn quote(text: &str) -> String {
-    serde_json::Value::from(text).to_string().replace('<', "\\u003c")
+    as_data(&serde_json::Value::from(text).to_string())
 }
 
-/// Text of another pod with the marks that only the system uses made harmless: those around notices, and the
-/// line before a message. Everything else stays as it is, so that code stays readable.
+/// JSON text that stands between marks as data: the same JSON, in which nothing can close them.
+#[must_use]
+pub fn as_data(json: &str) -> String {
+    without_marks(json).replace('<', "\\u003c")
+}
+
+/// Text of another pod with the marks that only the system uses made harmless, in any case of letters: those
+/// around notices and summaries, and the lines before messages and results. What nobody sees becomes an escape.
+/// Everything else stays as it is, so that code stays readable; JSON stays the same JSON.
 #[must_use]
 pub fn without_marks(text: &str) -> String {
-    text.replace("<notices", "\\u003cnotices")
-        .replace("</notices", "\\u003c/notices")
-        .replace("[message from pod", "\\u005bmessage from pod")
+    const MARKS: [&str; 4] = ["<notices", "<conversation", "[messagefrom", "[resultof"];
+    let mut shown = String::with_capacity(text.len());
+    for (at, c) in text.char_indices() {
+        let is_mark = || {
+            let letters = text.get(at..).unwrap_or_default().chars().take(64);
+            let plain = letters.filter(|c| *c != '/' && !c.is_whitespace()).map(|c| c.to_ascii_lowercase());
+            let begin: String = plain.take(16).collect();
+            MARKS.iter().any(|mark| begin.starts_with(mark))
+        };
+        if !matches!(c, '\n' | '\t') && (c.is_control() || is_hidden_mark(c))
+            || matches!(c, '<' | '[') && is_mark()
+        {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(shown, "\\u{unit:04x}"); // a String takes every write
+            }
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
 }
 
 /// The beginning of `text`, at most `bytes_max` bytes, cut between characters; says so with `...`.

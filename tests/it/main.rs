@@ -11,6 +11,7 @@
 )]
 
 mod architecture;
+mod asking;
 mod cases;
 mod examples;
 mod faults;
