@@ -6,6 +6,7 @@
 /// The words everything else speaks: pure data and rules, std and serde only. What we fuzz.
 pub mod words {
     pub mod allocation;
+    pub mod compaction;
     pub mod error;
     pub mod identity;
     pub mod limits;

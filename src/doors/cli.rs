@@ -50,6 +50,7 @@ fn dispatch(command: &Command, given: &Given) -> Result<bool> {
         "stop" => talk::stop(&machine, given),
         "cancel" => talk::cancel(&machine, given),
         "resume" => talk::resume(&machine, given),
+        "set" => talk::set(&machine, given),
         "scope list" => scope::list(&machine, given),
         "scope who" => scope::who(&machine, given),
         "scope repair" => scope::repair(&machine, given),

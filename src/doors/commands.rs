@@ -130,6 +130,13 @@ pub const COMMANDS: &[Command] = &[
         example: "insomnia resume coder",
     },
     Command {
+        name: "set",
+        arguments: "POD model NAME",
+        about: "let a pod ask another model of its provider from now on",
+        flags: &[JSON],
+        example: "insomnia set coder model gpt-5-mini",
+    },
+    Command {
         name: "scope list",
         arguments: "",
         about: "show who holds which scope, and what is lent",

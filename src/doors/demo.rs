@@ -299,6 +299,7 @@ impl Demo {
                 StreamEvent::TurnEnded { .. } => return Ok(results),
                 StreamEvent::TurnStarted { .. }
                 | StreamEvent::Retry { .. }
+                | StreamEvent::Compaction { .. }
                 | StreamEvent::Status { .. }
                 | StreamEvent::Dropped { .. } => {}
             }

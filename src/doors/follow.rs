@@ -82,6 +82,7 @@ impl Follower {
             | StreamEvent::ToolResult { .. }
             | StreamEvent::Notification { .. }
             | StreamEvent::Retry { .. }
+            | StreamEvent::Compaction { .. }
             | StreamEvent::Status { .. }
             | StreamEvent::Dropped { .. } => {}
         }
@@ -114,6 +115,11 @@ impl Follower {
                 let why = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
                 self.line(&format!("-- turn {turn} {result}{why}"));
             }
+            StreamEvent::Compaction { until, .. } => {
+                self.line(&format!(
+                    "-- a summary stands for the items before {until}; the history keeps them"
+                ));
+            }
             StreamEvent::Dropped { reason } => self.line(&format!("-- the stream ended: {reason}")),
             StreamEvent::Item(logged) => match &logged.item {
                 Item::Assistant(_) => self.end_line(),
@@ -126,6 +132,8 @@ impl Follower {
                 | Item::Notification { .. }
                 | Item::ToolResult { .. }
                 | Item::ModelError { .. }
+                | Item::Compaction { .. }
+                | Item::ModelSet { .. }
                 | Item::TurnEnded { .. } => {}
             },
             StreamEvent::Status { .. } => {}

@@ -23,7 +23,7 @@ use crate::words::error::{Error, Result};
 use crate::words::identity::PodId;
 use crate::words::limits::MAX_LAST_RESPONSE_BYTES;
 use crate::words::message::{Item, LoggedItem, Summary, TurnResult};
-use crate::words::protocol::{CancelReply, Method, OutputReply, RunReply, Status, StatusReply};
+use crate::words::protocol::{CancelReply, Done, Method, OutputReply, RunReply, Status, StatusReply};
 use crate::words::text::{cut_end, harmless, harmless_line};
 
 /// How long the life of a pod that does not answer may still be held after its end.
@@ -152,6 +152,10 @@ fn describe(number: u64, logged: &LoggedItem) -> String {
             format!("<- {name} {}: {text}", if *ok { "ok" } else { "failed" })
         }
         Item::ModelError { message } => format!("the model could not be asked: {message}"),
+        Item::Compaction { summary, until, .. } => {
+            format!("a summary stands for the items before {until} from here on: {summary}")
+        }
+        Item::ModelSet { model } => format!("the model is {model} from here on"),
         Item::TurnEnded { turn, result, message } => {
             let why = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
             format!("turn {turn} {}{why}", format!("{result:?}").to_lowercase())
@@ -268,6 +272,24 @@ pub fn cancel(machine: &Machine, given: &Given) -> Result<bool> {
     let plain = if reply.cancelled { "cancelled" } else { "no turn is running" };
     answer_line(&if given.has("json") { json!(reply).to_string() } else { plain.to_owned() });
     Ok(reply.cancelled)
+}
+
+/// `insomnia set POD model NAME`: the next request of a living pod asks that model.
+///
+/// # Errors
+/// When the pod does not live or refuses.
+pub fn set(machine: &Machine, given: &Given) -> Result<bool> {
+    let address = machine.address(given.word(0, "POD")?)?;
+    match given.word(1, "the setting")? {
+        "model" => {}
+        other => return Err(Error::Usage(format!("\"model\" can be set, not \"{other}\""))),
+    }
+    let model = given.word(2, "NAME")?.to_owned();
+    let plain = format!("the next request of pod {} asks {model}", address.pod);
+    let answered = if given.has("json") { json!({ "model": model }).to_string() } else { plain };
+    client::ask::<Done>(&address, None, Method::Set { model })?;
+    answer_line(&answered);
+    Ok(true)
 }
 
 /// `insomnia resume POD`: a living pod goes on after a turn that did not finish; one that has ended is started
@@ -425,6 +447,7 @@ fn unanswered(machine: &Machine, entry: &Allocation) -> Value {
         last_response: cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
         last_result: summary.last_result,
         usage: summary.usage,
+        model: summary.model.unwrap_or_default(),
         spawner: entry.delegated_from.clone(),
         log: session::log_path(Path::new(&state_dir)).to_string_lossy().into_owned(),
         state_dir,

@@ -289,7 +289,10 @@ impl Controller {
                 self.in_flight_text.clear();
                 self.show(StreamEvent::TurnEnded { turn: *turn, result: *result, message: message.clone() });
             }
-            Item::Session { .. } | Item::Input { .. } | Item::ModelError { .. } => {}
+            Item::Compaction { summary, until, .. } => {
+                self.show(StreamEvent::Compaction { until: *until, summary: summary.clone() });
+            }
+            Item::Session { .. } | Item::Input { .. } | Item::ModelError { .. } | Item::ModelSet { .. } => {}
         }
         self.published += 1;
         self.show(StreamEvent::Item(logged));
@@ -303,6 +306,7 @@ impl Controller {
             | StreamEvent::ToolCall { .. }
             | StreamEvent::ToolResult { .. }
             | StreamEvent::Notification { .. }
+            | StreamEvent::Compaction { .. }
             | StreamEvent::TurnEnded { .. }
             | StreamEvent::Status { .. }
             | StreamEvent::Item(_)

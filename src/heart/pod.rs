@@ -8,8 +8,8 @@ use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
@@ -317,6 +317,7 @@ impl Registered {
             manifest,
             lock,
             session,
+            logging: Mutex::new(()),
             mailbox,
             sandbox: Sandbox::new(life_file),
         });

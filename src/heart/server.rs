@@ -23,17 +23,20 @@ use crate::words::identity::Life;
 use crate::words::limits::{
     MAX_CONNECTIONS, MAX_LAST_RESPONSE_BYTES, MAX_LINE_BYTES, SUBSCRIBER_QUEUE, WIRE_TIMEOUT,
 };
-use crate::words::message::LoggedItem;
+use crate::words::message::{Item, LoggedItem};
 use crate::words::notification::render_message;
 use crate::words::protocol::{
     Done, ErrorCode, HistoryReply, Introduction, Method, OutputReply, PROTOCOL_VERSION, PodsReply, Reply,
     Request, Sender, StatusReply, StreamEvent, WireError, parse_request, too_large,
 };
 use crate::words::scope::{Reach, Rule};
-use crate::words::text::cut_end;
+use crate::words::text::{cut_end, harmless_line};
 
 /// How often a stream with nothing to say looks whether its client is still there.
 const CLIENT_CHECK: Duration = Duration::from_secs(2);
+
+/// The longest name of a model, in bytes; those of routers have about a hundred.
+const MODEL_BYTES_MAX: usize = 256;
 
 /// How long a new client waits for the slot of a silent one that was cut.
 const EVICTION_LIMIT: Duration = Duration::from_millis(100);
@@ -194,7 +197,11 @@ fn admit(context: &PodContext, request: Request) -> Result<Request, WireError> {
     match &request.method {
         Method::PodEvent(_) => Ok(request), // reports have their own rule, which also fits one that is ending
         Method::Subscribe { .. } => not_allowed("pods do not subscribe; they get reports"),
-        Method::Shutdown | Method::Cancel | Method::Resume | Method::Introduce { .. } => {
+        Method::Shutdown
+        | Method::Cancel
+        | Method::Resume
+        | Method::Introduce { .. }
+        | Method::Set { .. } => {
             if is_above(context, &from.life) {
                 Ok(request)
             } else {
@@ -272,6 +279,7 @@ fn answer(context: &PodContext, request: Request) -> Reply {
             Reply::from(survey::known_pods(context).map(|pods| PodsReply { pods }).map_err(internal))
         }
         Method::Introduce { pods } => Reply::from(introduce(context, &pods)),
+        Method::Set { model } => Reply::from(set(context, model)),
         Method::Subscribe { .. } => Reply::Error(WireError::new(ErrorCode::Internal, "subscribe streams")),
     }
 }
@@ -298,6 +306,17 @@ fn introduce(context: &PodContext, pods: &[Introduction]) -> Result<Done, WireEr
         }
     }
     Ok(Done {})
+}
+
+fn set(context: &PodContext, model: String) -> Result<Done, WireError> {
+    if context.is_ending() {
+        return Err(shutting_down());
+    }
+    if model.trim().is_empty() || model.len() > MODEL_BYTES_MAX || harmless_line(&model) != model {
+        let reason = format!("a model's name is one line of 1 to {MODEL_BYTES_MAX} bytes");
+        return Err(WireError::new(ErrorCode::BadRequest, reason));
+    }
+    context.log(Item::ModelSet { model }).map(|_| Done {}).map_err(internal)
 }
 
 fn history(context: &PodContext, since: Option<u64>) -> Result<HistoryReply, WireError> {
@@ -340,6 +359,7 @@ fn status(context: &PodContext) -> Result<StatusReply, WireError> {
         last_response: cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
         last_result: summary.last_result,
         usage: summary.usage,
+        model: context.model().unwrap_or_default(),
         spawner: context.spawner.as_ref().map(|spawner| spawner.pod_id.clone()),
         state_dir: context.session.directory().to_string_lossy().into_owned(),
         log: crate::store::session::log_path(context.session.directory()).to_string_lossy().into_owned(),

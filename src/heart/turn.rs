@@ -6,12 +6,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::store::session::{Input, Session};
+use serde_json::json;
+
+use crate::store::manifest::ProviderKind;
+use crate::store::session::Input;
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::Event;
 use crate::tools::toolbox::Toolbox;
 use crate::wire::provider::{Failure, ModelRequest, Provider, backoff};
+use crate::words::compaction::{self, BYTES_PER_TOKEN, Conversation};
 use crate::words::error::Result;
 use crate::words::message::{AssistantMessage, Cause, Item, Stop, TurnResult, open_calls};
 use crate::words::notification::{Notice, render_block};
@@ -24,8 +28,21 @@ pub struct Worker {
     provider: Provider,
     toolbox: Toolbox,
     instruction: String,
-    conversation: Vec<Item>,
+    conversation: Conversation,
 }
+
+/// Tokens of a context where the settings do not say.
+const CONTEXT_TOKENS: u64 = 200_000;
+/// More than any model has; in bytes it is still a number of any machine.
+const CONTEXT_TOKENS_MAX: u64 = 1 << 28;
+/// Tokens kept free for a reply where the settings do not say, and never more than a quarter of the context.
+const REPLY_TOKENS: u64 = 8192;
+/// Less than this of old items, in bytes, is not worth a summary, even if the provider takes no more.
+const TRANSCRIPT_BYTES_MIN: usize = 4096;
+/// What to do when no summary helps.
+const NO_ROOM: &str = "the conversation is too long for the model, and a summary of its old part makes no room: set a \
+    model with a larger context (\"insomnia set POD model NAME\"), correct \"provider.context_tokens\", or give the \
+    rest to a new pod";
 
 /// What a turn begins with. Notices and inputs leave it as they reach the history.
 #[derive(Debug)]
@@ -48,6 +65,8 @@ pub type Ending = (TurnResult, Option<String>);
 /// Why a turn is not finished.
 enum Halt {
     Failed(String),
+    /// The provider says that the request does not fit into the model's context.
+    TooLong,
     Cancelled,
     Limit(String),
 }
@@ -58,7 +77,7 @@ impl Worker {
     /// # Errors
     /// When the history cannot be read.
     pub fn new(context: Arc<PodContext>, provider: Provider, instruction: String) -> Result<Worker> {
-        let conversation = Session::items(&context.session)?;
+        let conversation = context.session.conversation()?;
         let toolbox = Toolbox::new(Arc::clone(&context));
         Ok(Worker { context, provider, toolbox, instruction, conversation })
     }
@@ -69,6 +88,7 @@ impl Worker {
         let (result, message) = match self.begin(opening).and_then(|()| self.work(opening)) {
             Ok(()) => (TurnResult::Finished, None),
             Err(Halt::Failed(message)) => (TurnResult::Failed, Some(message)),
+            Err(Halt::TooLong) => (TurnResult::Failed, Some(NO_ROOM.into())),
             Err(Halt::Limit(message)) => (TurnResult::Limit, Some(message)),
             Err(Halt::Cancelled) if self.context.is_ending() => {
                 (TurnResult::Cancelled, Some("the pod is ending".into()))
@@ -84,7 +104,7 @@ impl Worker {
 
     fn begin(&mut self, opening: &mut Opening) -> Result<(), Halt> {
         self.log(Item::TurnStarted { turn: opening.turn, cause: opening.cause })?;
-        for call in open_calls(&self.conversation) {
+        for call in open_calls(self.conversation.items()) {
             let text =
                 "this call has no result: the pod was interrupted while it ran; look before you repeat it"
                     .into();
@@ -100,10 +120,29 @@ impl Worker {
 
     fn work(&mut self, opening: &mut Opening) -> Result<(), Halt> {
         let cancel = opening.cancel.clone();
+        let room = self.room();
+        let (mut is_too_long, mut transcript_max) = (false, room * BYTES_PER_TOKEN);
         for _ in 0..self.context.manifest.limits.steps {
             opening.inputs.extend(self.context.mailbox.take_queued());
             self.log_inputs(opening)?;
-            let message = self.ask_model(&cancel)?;
+            if is_too_long || self.is_full(room) {
+                match self.compact(room, transcript_max, &cancel) {
+                    Ok(()) => is_too_long = false,
+                    // The true context is smaller than the settings say; half as much is summarised then.
+                    Err(Halt::TooLong) if transcript_max > TRANSCRIPT_BYTES_MIN => {
+                        (is_too_long, transcript_max) = (true, transcript_max / 2);
+                    }
+                    Err(halt) => return Err(halt),
+                }
+                continue;
+            }
+            let message = match self.ask_model(None, &cancel) {
+                Err(Halt::TooLong) => {
+                    is_too_long = true;
+                    continue;
+                }
+                asked => asked?,
+            };
             self.log(Item::Assistant(message.clone()))?;
             if message.tool_calls.is_empty() {
                 opening.inputs.extend(self.context.mailbox.take_queued());
@@ -129,7 +168,7 @@ impl Worker {
             Stop::Done | Stop::ToolUse => {
                 let has_answered = self.context.session.ask(|summary| !summary.last_response.is_empty());
                 let after_tools =
-                    matches!(self.conversation.iter().rev().nth(1), Some(Item::ToolResult { .. }));
+                    matches!(self.conversation.items().iter().rev().nth(1), Some(Item::ToolResult { .. }));
                 if has_answered || after_tools {
                     Ok(())
                 } else {
@@ -139,22 +178,67 @@ impl Worker {
         }
     }
 
-    fn ask_model(&mut self, cancel: &Cancel) -> Result<AssistantMessage, Halt> {
+    /// Tokens that a request may have so that a reply fits beside it.
+    fn room(&self) -> usize {
+        let provider = &self.context.manifest.provider;
+        // A script has no context of its own.
+        let is_script = provider.kind == Some(ProviderKind::Script);
+        let usual = if is_script { CONTEXT_TOKENS_MAX } else { CONTEXT_TOKENS };
+        let context = provider.context_tokens.unwrap_or(usual).min(CONTEXT_TOKENS_MAX);
+        let reply = provider.max_tokens.unwrap_or(REPLY_TOKENS).min(context / 4);
+        usize::try_from(context - reply).unwrap_or_default()
+    }
+
+    /// Right after a compaction, or when nothing is old, the provider judges better than an estimate.
+    fn is_full(&self, room: usize) -> bool {
+        let specs = || self.toolbox.specs().iter().map(|spec| json!(spec).to_string().len()).sum::<usize>();
+        let tokens = || self.conversation.tokens(|| self.instruction.len() + specs());
+        self.conversation.has_replied() && tokens() > room && self.conversation.old(stays(room)).is_some()
+    }
+
+    /// Puts a summary of the model in the place of the old items, as far as that makes room.
+    fn compact(&mut self, room: usize, transcript_max: usize, cancel: &Cancel) -> Result<(), Halt> {
+        let Some((old, until)) = self.conversation.old(stays(room)) else {
+            return Err(Halt::Failed(NO_ROOM.into()));
+        };
+        let text = compaction::transcript(old, transcript_max);
+        let reply = self.ask_model(Some(&[Item::Input { text, from: None }]), cancel)?;
+        let is_summary = reply.stop != Stop::Refusal && !reply.text.trim().is_empty();
+        let item = Item::Compaction { summary: reply.text, until, usage: reply.usage };
+        let Some(conversation) = self.conversation.compacted(&item).filter(|_| is_summary) else {
+            self.log(Item::ModelError { message: "the model's summary is empty or makes no room".into() })?;
+            return Err(Halt::Failed(NO_ROOM.into()));
+        };
+        self.save(item)?;
+        self.conversation = conversation;
+        Ok(())
+    }
+
+    /// Asks about the conversation, or `aside` from it: without tools, and unseen by those who watch.
+    fn ask_model(&mut self, aside: Option<&[Item]>, cancel: &Cancel) -> Result<AssistantMessage, Halt> {
         let mut attempt: u32 = 0;
         loop {
             if cancel.is_set() {
                 return Err(Halt::Cancelled);
             }
-            self.context.mailbox.post(Event::Doing("waiting for the model".into()));
+            let doing =
+                aside.map_or("waiting for the model", |_| "waiting for the model to summarise what is old");
+            self.context.mailbox.post(Event::Doing(doing.into()));
             let mailbox = &self.context.mailbox;
-            let mut show =
-                |text: &str| mailbox.post(Event::Show(StreamEvent::TextDelta { text: text.to_owned() }));
-            let request = ModelRequest {
-                system: &self.instruction,
-                items: &self.conversation,
-                tools: self.toolbox.specs(),
-                number: self.context.session.ask(|summary| summary.requests),
+            let mut show = |text: &str| {
+                if aside.is_none() {
+                    mailbox.post(Event::Show(StreamEvent::TextDelta { text: text.to_owned() }));
+                }
             };
+            if let Some(model) = self.context.model() {
+                self.provider.set_model(model);
+            }
+            let (system, items, tools) = match aside {
+                None => (self.instruction.as_str(), self.conversation.items(), self.toolbox.specs()),
+                Some(items) => (compaction::SUMMARY_INSTRUCTION, items, &[][..]),
+            };
+            let number = self.context.session.ask(|summary| summary.requests);
+            let request = ModelRequest { system, items, tools, number };
             let (reason, wanted) = match self.provider.request(&request, cancel, &mut show) {
                 Ok(message) => return Ok(message),
                 Err(Failure::Cancelled) => {
@@ -163,9 +247,13 @@ impl Worker {
                     return Err(Halt::Cancelled);
                 }
                 Err(Failure::Retry { reason, wait }) => (reason, wait),
-                Err(Failure::Final(message) | Failure::ContextTooLong(message)) => {
+                Err(Failure::Final(message)) => {
                     self.log(Item::ModelError { message: message.clone() })?;
                     return Err(Halt::Failed(message));
+                }
+                Err(Failure::ContextTooLong(message)) => {
+                    self.log(Item::ModelError { message })?;
+                    return Err(Halt::TooLong);
                 }
             };
             self.log(Item::ModelError { message: reason.clone() })?;
@@ -213,15 +301,19 @@ impl Worker {
 
     /// Appends first; what cannot be saved is neither sent nor run.
     fn log(&mut self, item: Item) -> Result<(), Halt> {
-        match self.context.session.append(item.clone()) {
-            Ok(logged) => {
-                self.conversation.push(item);
-                self.context.mailbox.post(Event::Logged(logged));
-                Ok(())
-            }
-            Err(error) => Err(Halt::Failed(error.to_string())),
-        }
+        let number = self.save(item.clone())?;
+        self.conversation.push(number, item);
+        Ok(())
     }
+
+    fn save(&self, item: Item) -> Result<u64, Halt> {
+        self.context.log(item).map_err(|error| Halt::Failed(error.to_string()))
+    }
+}
+
+/// Bytes that a compaction leaves word for word, if the last reply and what follows it allow that.
+fn stays(room: usize) -> usize {
+    room / 4 * BYTES_PER_TOKEN
 }
 
 /// A fraction from the system's randomness, so that many pods do not retry in step.

@@ -12,6 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::sys::clock;
+use crate::words::compaction::Conversation;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, PodId};
 use crate::words::limits::MAX_PAGE_BYTES;
@@ -302,19 +303,19 @@ impl Session {
         })
     }
 
-    /// All items, for the conversation of a session that is continued.
+    /// What the model of this session is sent, the last compaction applied.
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub fn items(&self) -> Result<Vec<Item>> {
-        let mut items = Vec::new();
+    pub fn conversation(&self) -> Result<Conversation> {
+        let mut conversation = Conversation::default();
         let mut since = 0;
         loop {
             let page = self.page(since)?;
-            items.extend(page.items.into_iter().map(|logged| logged.item));
+            (since..).zip(page.items).for_each(|(number, logged)| conversation.push(number, logged.item));
             since = page.cursor;
             if !page.more {
-                return Ok(items);
+                return Ok(conversation);
             }
         }
     }
@@ -340,6 +341,8 @@ impl Session {
             | Item::Notification { .. }
             | Item::ToolResult { .. }
             | Item::ModelError { .. }
+            | Item::Compaction { .. }
+            | Item::ModelSet { .. }
             | Item::TurnEnded { .. } => None,
         });
         Ok((texts.collect::<Vec<_>>().join("\n\n"), page.cursor, page.more))
@@ -393,7 +396,7 @@ mod tests {
         let last = session.page(9).unwrap();
         assert_eq!((last.items.len(), last.cursor, last.more), (1, 10, false));
         assert_eq!(session.page(99).unwrap().cursor, 10);
-        assert_eq!(session.items().unwrap().len(), 10);
+        assert_eq!(session.conversation().unwrap().items().len(), 10);
         let huge = session.append(input(&"y".repeat(MAX_PAGE_BYTES * 2))).unwrap();
         assert_eq!(session.page(10).unwrap().items, vec![huge], "one item is always given");
     }
@@ -408,7 +411,7 @@ mod tests {
             std::fs::write(&path, [&whole, torn].concat()).unwrap();
             assert_eq!(Session::open_to_read(place.path()).unwrap().len(), 1);
             let session = Session::open(place.path()).unwrap();
-            assert_eq!(session.items().unwrap(), vec![input("whole")]);
+            assert_eq!(session.conversation().unwrap().items(), [input("whole")]);
             assert_eq!(std::fs::read(&path).unwrap(), whole);
         }
     }

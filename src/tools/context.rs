@@ -2,16 +2,19 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::store::manifest::Manifest;
 use crate::store::paths::Directories;
 use crate::store::registry::Registry;
 use crate::store::scope_lock::{ScopeLock, ScopeView};
 use crate::store::session::Session;
-use crate::tools::mailbox::Mailbox;
+use crate::tools::mailbox::{Event, Mailbox};
 use crate::wire::events::EventSender;
 use crate::wire::sandbox::Sandbox;
+use crate::words::error::Result;
 use crate::words::identity::{Pid, PodName};
+use crate::words::message::Item;
 use crate::words::protocol::Sender;
 
 /// What a pod is and holds. Nothing in it changes but through the parts' own methods.
@@ -41,6 +44,9 @@ pub struct PodContext {
     pub registry: Registry,
     /// Its history.
     pub session: Session,
+    // A channel will not do: the turn and a connection append, and the controller hears in the file's order.
+    /// Held while an item is appended and told.
+    pub logging: Mutex<()>,
     /// The way to its spawner.
     pub events: EventSender,
     /// The way to its controller.
@@ -58,6 +64,24 @@ impl PodContext {
     #[must_use]
     pub fn is_ending(&self) -> bool {
         self.ending.load(Ordering::SeqCst)
+    }
+
+    /// Appends an item to the history, tells the controller, which must not call this, and returns its number.
+    ///
+    /// # Errors
+    /// When it cannot be saved; then nothing is told.
+    pub fn log(&self, item: Item) -> Result<u64> {
+        let _order = self.logging.lock().unwrap_or_else(PoisonError::into_inner);
+        let logged = self.session.append(item)?;
+        let number = self.session.len() - 1;
+        self.mailbox.post(Event::Logged(logged));
+        Ok(number)
+    }
+
+    /// The model that is asked: the one set last, else that of the settings.
+    #[must_use]
+    pub fn model(&self) -> Option<String> {
+        self.session.ask(|summary| summary.model.clone()).or_else(|| self.manifest.provider.model.clone())
     }
 
     /// Insomnia's own directories, which neither tools nor commands may look into.

@@ -134,7 +134,7 @@ fn instruction(context: &PodContext, wanted: Option<&str>) -> Result<Option<Stri
 fn overlay(context: &PodContext, input: &SpawnInput, instruction: Option<String>) -> String {
     let manifest = &context.manifest;
     let mut provider = manifest.provider.clone();
-    provider.model = input.model.clone().or(provider.model);
+    provider.model = input.model.clone().or_else(|| context.model());
     let mut shell = manifest.shell.clone();
     shell.spawner_level = Some(crate::tools::shell::level(context).number());
     let denied: Vec<&String> = manifest.tools.deny.iter().chain(&input.tools_deny).collect();

@@ -218,6 +218,13 @@ impl Provider {
         Ok(message)
     }
 
+    /// Asks another model from the next request on. A script and a program know none.
+    pub fn set_model(&mut self, model: String) {
+        if let Backend::Http(http) = &mut self.backend {
+            http.model = model;
+        }
+    }
+
     /// The same provider with other limits of waiting.
     #[must_use]
     pub fn with_patience(mut self, patience: Patience) -> Provider {

@@ -154,6 +154,21 @@ pub enum Item {
         /// What went wrong.
         message: String,
     },
+    /// A summary that the model is sent from now on in place of old items.
+    Compaction {
+        /// What it made of them.
+        summary: String,
+        /// The number of the first item that it does not stand for. The first and the latest input stay beside it.
+        until: u64,
+        /// Tokens of the request for it.
+        #[serde(default)]
+        usage: Usage,
+    },
+    /// Another model is asked from now on.
+    ModelSet {
+        /// Its name.
+        model: String,
+    },
     /// A turn ended.
     TurnEnded {
         /// Its number.
@@ -185,8 +200,10 @@ pub struct Summary {
     pub last_response: String,
     /// Tokens of all requests.
     pub usage: Usage,
-    /// Requests to the model so far, the failed ones included.
+    /// Requests to the model so far, the failed ones and those for summaries included.
     pub requests: u64,
+    /// The model that was set last, if one was.
+    pub model: Option<String>,
     /// Texts from people and pods that have reached the conversation.
     pub inputs: u64,
     /// How the last turn ended; `None` before the first end and while a turn runs.
@@ -213,6 +230,11 @@ impl Summary {
                 }
             }
             Item::ModelError { .. } => self.requests += 1,
+            Item::Compaction { usage, .. } => {
+                self.requests += 1;
+                self.usage += *usage;
+            }
+            Item::ModelSet { model } => self.model = Some(model.clone()),
             Item::TurnEnded { result, .. } => self.last_result = Some(*result),
             Item::Input { .. } => self.inputs += 1,
             Item::Session { .. } | Item::Notification { .. } | Item::ToolResult { .. } => {}
@@ -233,6 +255,8 @@ pub fn open_calls(items: &[Item]) -> Vec<ToolCall> {
             | Item::Input { .. }
             | Item::Notification { .. }
             | Item::ModelError { .. }
+            | Item::Compaction { .. }
+            | Item::ModelSet { .. }
             | Item::TurnEnded { .. } => {}
         }
     }
@@ -267,6 +291,12 @@ mod tests {
             }),
             Item::ToolResult { id: "c1".into(), name: "ReadFile".into(), ok: true, text: "x".into() },
             Item::ModelError { message: "overloaded".into() },
+            Item::Compaction {
+                summary: "a is read".into(),
+                until: 4,
+                usage: Usage { input_tokens: 5, output_tokens: 4, cached_tokens: 0 },
+            },
+            Item::ModelSet { model: "other".into() },
             Item::TurnEnded { turn: 1, result: TurnResult::Finished, message: None },
         ]
     }
@@ -285,7 +315,8 @@ mod tests {
     fn the_summary_follows_the_items() {
         let mut summary = Summary::default();
         samples().iter().for_each(|item| summary.add(item));
-        assert_eq!((summary.turn, summary.requests), (1, 2));
+        assert_eq!((summary.turn, summary.requests, summary.model.as_deref()), (1, 3, Some("other")));
+        assert_eq!(summary.usage, Usage { input_tokens: 8, output_tokens: 6, cached_tokens: 1 });
         assert_eq!(summary.last_response, "I read");
         assert_eq!(summary.last_result, Some(TurnResult::Finished));
     }

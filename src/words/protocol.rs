@@ -127,6 +127,11 @@ pub enum Method {
         /// The pods.
         pods: Vec<Introduction>,
     },
+    /// Ask another model from the next request on. From the line of spawners or a person; not while ending.
+    Set {
+        /// The model's name.
+        model: String,
+    },
     /// Event lines as they happen. People only.
     Subscribe {
         /// The first item wanted; without it only what comes.
@@ -174,6 +179,12 @@ struct IntroduceParams {
     pods: Vec<Introduction>,
 }
 
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetParams {
+    model: String,
+}
+
 #[derive(Serialize, Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct SinceParams {
@@ -205,6 +216,7 @@ pub fn parse_request(line: &[u8]) -> Result<Request, WireError> {
         "run" => Method::Run { input: required::<RunParams>("run", params)?.input },
         "notify" => Method::Notify { message: required::<NotifyParams>("notify", params)?.message },
         "introduce" => Method::Introduce { pods: required::<IntroduceParams>("introduce", params)?.pods },
+        "set" => Method::Set { model: required::<SetParams>("set", params)?.model },
         "pod_event" => Method::PodEvent(required("pod_event", params)?),
         "resume" => optional::<NoParams, _>("resume", params, |_| Method::Resume)?,
         "cancel" => optional::<NoParams, _>("cancel", params, |_| Method::Cancel)?,
@@ -266,6 +278,7 @@ impl Method {
             Method::ReadOutput { .. } => "read_output",
             Method::ListPods => "list_pods",
             Method::Introduce { .. } => "introduce",
+            Method::Set { .. } => "set",
             Method::Subscribe { .. } => "subscribe",
         }
     }
@@ -276,6 +289,7 @@ impl Method {
             Method::Notify { message } => json!({ "message": message }),
             Method::PodEvent(event) => json!(event),
             Method::Introduce { pods } => json!({ "pods": pods }),
+            Method::Set { model } => json!({ "model": model }),
             Method::GetHistory { since } | Method::ReadOutput { since } | Method::Subscribe { since } => {
                 json!(SinceParams { since: *since })
             }
@@ -586,6 +600,9 @@ pub struct StatusReply {
     pub last_result: Option<TurnResult>,
     /// Tokens so far.
     pub usage: Usage,
+    /// The model that is asked; empty where it is not known.
+    #[serde(default)]
+    pub model: String,
     /// The pod whose scope its own was lent from.
     pub spawner: Option<PodId>,
     /// The session's folder.
@@ -706,6 +723,13 @@ pub enum StreamEvent {
         wait_seconds: f64,
         /// What went wrong.
         reason: String,
+    },
+    /// The model is sent a summary in place of old items from now on.
+    Compaction {
+        /// The number of the first item that it does not stand for.
+        until: u64,
+        /// The summary.
+        summary: String,
     },
     /// A turn ended; exactly one per turn.
     TurnEnded {

@@ -15,6 +15,7 @@ mod asking;
 mod cases;
 mod examples;
 mod faults;
+mod compaction;
 mod files;
 mod launch;
 mod lessons;

@@ -41,6 +41,8 @@ fn every_documented_item_and_event_is_understood() {
         "assistant",
         "tool_result",
         "model_error",
+        "compaction",
+        "model_set",
         "turn_ended",
     ] {
         assert!(items.iter().any(|line| line.contains(&format!("\"type\":\"{kind}\""))), "{kind}");
@@ -52,6 +54,7 @@ fn every_documented_item_and_event_is_understood() {
         "tool_result",
         "notification",
         "retry",
+        "compaction",
         "turn_ended",
         "status",
         "item",

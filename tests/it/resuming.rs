@@ -17,7 +17,7 @@ fn calls(calls: &[Value]) -> Value {
 }
 
 /// Every call has exactly one result, after it; every turn that began has exactly one end.
-fn check_history(world: &World, pod: &str) {
+pub fn check_history(world: &World, pod: &str) {
     let items = world.history(pod);
     let mut open: Vec<String> = Vec::new();
     let (mut begun, mut ended) = (0, 0);

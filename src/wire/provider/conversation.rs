@@ -8,6 +8,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
+use crate::words::compaction::render_summary;
 use crate::words::message::{AssistantMessage, Item};
 use crate::words::text::without_marks;
 
@@ -59,11 +60,16 @@ pub(super) fn rounds(items: &[Item]) -> Vec<Round<'_>> {
                     let text = if text.trim().is_empty() { "(no output)" } else { text };
                     round.answers.push(ToolAnswer { id, ok: *ok, text });
                 }
-                None => round.add_text(format!("[result of an earlier call of {name}]\n{text}")),
+                None => {
+                    let (name, text) = (without_marks(name), without_marks(text));
+                    round.add_text(format!("[result of an earlier call of {name}]\n{text}"));
+                }
             },
+            Item::Compaction { summary, .. } => round.add_text(render_summary(summary)),
             Item::Session { .. }
             | Item::TurnStarted { .. }
             | Item::ModelError { .. }
+            | Item::ModelSet { .. }
             | Item::TurnEnded { .. } => {}
         }
     }

@@ -49,7 +49,7 @@ pub(super) struct Http {
     /// Headers of the settings.
     given: Headers,
     key: KeySource,
-    model: String,
+    pub(super) model: String,
     max_tokens: Option<u64>,
     pub(super) curl: Curl,
 }
