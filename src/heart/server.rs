@@ -335,7 +335,11 @@ fn output(context: &PodContext, since: Option<u64>) -> Result<OutputReply, WireE
 fn status(context: &PodContext) -> Result<StatusReply, WireError> {
     let events_in_flight = context.events.count_in_flight(); // before the state: a report is counted, then idle
     let state = context.mailbox.state().ok_or_else(shutting_down)?;
-    let summary = context.session.summary();
+    // A copy of what is told only: the text of a turn can be long.
+    let (turn, last_result, usage, last_response) = context.session.ask(|summary| {
+        let last_response = cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES);
+        (summary.turn, summary.last_result, summary.usage, last_response)
+    });
     let (scope, lent, detail) = match context.view.effective() {
         Ok(effective) => (effective.allow, effective.lent, state.detail),
         Err(error) => (Vec::new(), Vec::new(), format!("{}; {error}", state.detail)),
@@ -355,10 +359,10 @@ fn status(context: &PodContext) -> Result<StatusReply, WireError> {
         scope: scope.into_iter().filter(|rule| !is_implied(rule)).collect(),
         lent: lent.into_iter().map(|loan| loan.rule).collect(),
         sandbox: shell::level(context).to_string(),
-        turn: summary.turn,
-        last_response: cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
-        last_result: summary.last_result,
-        usage: summary.usage,
+        turn,
+        last_response,
+        last_result,
+        usage,
         model: context.model().unwrap_or_default(),
         spawner: context.spawner.as_ref().map(|spawner| spawner.pod_id.clone()),
         state_dir: context.session.directory().to_string_lossy().into_owned(),

@@ -189,11 +189,11 @@ impl Worker {
         usize::try_from(context - reply).unwrap_or_default()
     }
 
-    /// Right after a compaction, or when nothing is old, the provider judges better than an estimate.
+    /// When nothing is old, as right after a compaction, the provider judges better than an estimate.
     fn is_full(&self, room: usize) -> bool {
         let specs = || self.toolbox.specs().iter().map(|spec| json!(spec).to_string().len()).sum::<usize>();
-        let tokens = || self.conversation.tokens(|| self.instruction.len() + specs());
-        self.conversation.has_replied() && tokens() > room && self.conversation.old(stays(room)).is_some()
+        let tokens = self.conversation.tokens(|| self.instruction.len() + specs());
+        tokens > room && self.conversation.old(stays(room)).is_some()
     }
 
     /// Puts a summary of the model in the place of the old items, as far as that makes room.

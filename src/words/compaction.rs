@@ -30,8 +30,6 @@ pub struct Conversation {
     bytes: usize,
     /// Tokens as the provider counted them, and the bytes at that time.
     counted: Option<(u64, usize)>,
-    /// Whether the model has replied since the last compaction.
-    has_replied: bool,
 }
 
 impl Conversation {
@@ -43,7 +41,6 @@ impl Conversation {
         let size = size(&item);
         self.bytes += size;
         if let Item::Assistant(AssistantMessage { usage, .. }) = &item {
-            self.has_replied = true;
             let tokens = usage.input_tokens.saturating_add(usage.output_tokens);
             self.counted = (usage.input_tokens > 0).then_some((tokens, self.bytes));
         }
@@ -64,7 +61,7 @@ impl Conversation {
         let inputs = before.into_iter().enumerate().filter(is_kept).map(|(_, placed)| placed);
         (self.items, self.places) = inputs.chain([(summary, place)]).chain(later).unzip();
         self.bytes = self.places.iter().map(|(_, size)| size).sum();
-        (self.counted, self.has_replied) = (None, false);
+        self.counted = None;
     }
 
     /// The items, oldest first.
@@ -81,12 +78,6 @@ impl Conversation {
             .counted
             .map_or_else(|| (0, self.bytes + other_bytes()), |(tokens, at)| (tokens, self.bytes - at));
         usize::try_from(counted).unwrap_or(usize::MAX).saturating_add(bytes / BYTES_PER_TOKEN)
-    }
-
-    /// Whether the model has replied since the last compaction, so that its context may have filled up again.
-    #[must_use]
-    pub fn has_replied(&self) -> bool {
-        self.has_replied
     }
 
     /// The old items that a summary may stand for, and the number of the first one behind them.
@@ -216,7 +207,7 @@ mod tests {
         assert_eq!((old.len(), until), (7, 7));
         let after = before.compacted(&summary(until)).unwrap();
         assert_eq!(after.items(), [input("task"), input("now this"), summary(7), reply(&[], 0), notice]);
-        assert!(!after.has_replied() && after.old(0).is_none(), "nothing is old again at once");
+        assert!(after.old(0).is_none(), "nothing is old again at once");
         // The history says the same when it is read again, with what came while the summary was made.
         items.extend([
             Item::ModelError { message: "slow".into() },

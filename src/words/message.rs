@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::words::identity::{PodId, PodName};
+use crate::words::limits::MAX_PAGE_BYTES;
 use crate::words::scope::Rule;
+use crate::words::text::cut_begin;
 
 /// Why a turn began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -196,7 +198,7 @@ pub struct LoggedItem {
 pub struct Summary {
     /// Number of the running or last turn; 0 before the first.
     pub turn: u64,
-    /// The assistant's text in that turn so far, its replies joined by a blank line.
+    /// The assistant's text in that turn so far, its replies joined by a blank line; of a long one the end.
     pub last_response: String,
     /// Tokens of all requests.
     pub usage: Usage,
@@ -227,6 +229,9 @@ impl Summary {
                         self.last_response.push_str("\n\n");
                     }
                     self.last_response.push_str(&message.text);
+                    if self.last_response.len() > 2 * MAX_PAGE_BYTES {
+                        self.last_response = cut_begin(&self.last_response, MAX_PAGE_BYTES);
+                    }
                 }
             }
             Item::ModelError { .. } => self.requests += 1,
@@ -319,6 +324,19 @@ mod tests {
         assert_eq!(summary.usage, Usage { input_tokens: 8, output_tokens: 6, cached_tokens: 1 });
         assert_eq!(summary.last_response, "I read");
         assert_eq!(summary.last_result, Some(TurnResult::Finished));
+    }
+
+    #[test]
+    fn the_text_of_a_turn_without_end_is_bounded_and_says_so() {
+        let mut summary = Summary::default();
+        for n in 0..3000 {
+            let Item::Assistant(message) = samples().remove(4) else { panic!() };
+            let text = format!("{n}: {}", "日".repeat(300));
+            summary.add(&Item::Assistant(AssistantMessage { text, ..message }));
+            assert!(summary.last_response.len() < 3 * MAX_PAGE_BYTES);
+        }
+        assert!(summary.last_response.starts_with("[the beginning is left out]\n日"));
+        assert!(summary.last_response.contains("\n\n2999: 日"));
     }
 
     #[test]

@@ -90,6 +90,13 @@ pub fn cut_end(text: &str, bytes_max: usize) -> String {
     format!("{}...", text.get(..end).unwrap_or_default())
 }
 
+/// The end of `text`, about `bytes_max` bytes, behind a line that says so.
+#[must_use]
+pub fn cut_begin(text: &str, bytes_max: usize) -> String {
+    let start = ceil_boundary(text, text.len().saturating_sub(bytes_max));
+    format!("[the beginning is left out]\n{}", text.get(start..).unwrap_or_default())
+}
+
 /// Head and tail of a text that is longer than `bytes_max`, with a line between them that says how much is
 /// missing and `where_to_find` the rest.
 #[must_use]

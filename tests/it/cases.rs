@@ -216,6 +216,7 @@ T06 control sequences shown to the human
 T07 a child in the system's voice
     telling::t07_a_child_speaks_as_data_only
     telling::t07_what_a_child_says_carries_none_of_the_systems_marks
+    asking::t07_no_text_of_another_pod_can_close_its_marks_on_the_way_to_a_model
     words::notification::t07_a_child_cannot_speak_in_the_systems_voice
 T08 the end is cut off
     shell::t08_the_end_of_the_output_and_the_way_it_ended_are_always_told
@@ -408,15 +409,17 @@ memory ahead of the disk
     lessons::an_input_that_cannot_be_kept_is_refused_and_costs_no_other
     lessons::half_an_input_on_a_full_disk_costs_no_other
 two ways to append
-    because there is one, Session::append, and the turn has one caller of it
+    because there is one, Session::append, and PodContext::log calls it for all that live together
 a call without arguments saved as null
     wire::provider::reply::arguments_are_always_an_object
 a chain of sums over the records
     because there is none
 a turn without an answer taken for a finished one
     lessons::a_turn_without_an_answer_has_failed
+    compaction::a_context_that_stays_too_small_ends_the_turn_and_is_asked_no_further
 compaction between a call and its result
-    because not built: a conversation that is too long is told as a failure
+    words::compaction::compactions_keep_pairs_the_task_and_all_that_is_new
+    history::a_working_day_with_compactions_and_kills_ends_with_the_right_answer
 calls without results after a cancel or a crash
     resuming::a_pod_killed_at_any_moment_of_a_turn_can_go_on
     wire::provider::conversation::the_sides_speak_by_turns_and_every_call_is_answered

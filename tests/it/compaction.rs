@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::models::Model;
+use crate::asking::Model;
 use crate::resuming::check_history;
 use crate::world::{World, call, calls, spawn, wait_until};
 

@@ -13,10 +13,11 @@
 mod architecture;
 mod asking;
 mod cases;
+mod compaction;
 mod examples;
 mod faults;
-mod compaction;
 mod files;
+mod history;
 mod launch;
 mod lessons;
 mod lock_faults;
