@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -98,11 +98,8 @@ pub fn enter_inner(uid: u32, gid: u32) -> io::Result<()> {
 
 fn protect_kernel_settings(uid: u32, names: &[&str]) -> io::Result<()> {
     let names = names.iter().filter(|_| uid == 0);
-    for name in names.map(|name| Path::new("/proc").join(name)) {
-        if let Ok(place) = open_any(&name) {
-            raw::set_mount(bind(&place, &name)?, true, raw::READ_ONLY, 0)
-                .map_err(|error| told("protect kernel settings", error))?;
-        }
+    for place in names.filter_map(|name| open_any(&Path::new("/proc").join(name)).ok()) {
+        bind(&place, &place, raw::READ_ONLY, 0).map_err(|error| told("protect kernel settings", error))?;
     }
     Ok(())
 }
@@ -199,16 +196,16 @@ impl Places<'_> {
     }
 
     fn put_back(self) -> io::Result<()> {
+        let put = |path: &Path, place: &OwnedFd, clear| {
+            // What lies around a scope in a private place cannot be written by mistake: it would be lost at the end.
+            fs::DirBuilder::new().recursive(true).mode(0o555).create(path)?;
+            bind(place, &open_any(path)?, 0, clear)
+        };
         for (path, place) in self.shown {
-            make_mount_point(path)?;
-            bind(&place, path)?;
+            put(path, &place, 0).map_err(|error| told(format!("show \"{}\"", path.display()), error))?;
         }
         for (path, place) in self.writable {
-            make_mount_point(path)?;
-            let top = bind(&place, path)?;
-            // A mount below it that was read-only before is locked and stays so.
-            raw::set_mount(&top, true, 0, raw::READ_ONLY)
-                .or_else(|_| raw::set_mount(&top, false, 0, raw::READ_ONLY))
+            put(path, &place, raw::READ_ONLY)
                 .map_err(|error| told(format!("make \"{}\" writable", path.display()), error))?;
         }
         if Path::new(SERVICES).is_dir() {
@@ -216,12 +213,6 @@ impl Places<'_> {
         }
         Ok(())
     }
-}
-
-/// What lies around a scope in a private place cannot be written by mistake: it would be lost at the end.
-fn make_mount_point(path: &Path) -> io::Result<()> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o555).create(path);
-    made.map_err(|error| told(format!("make a place for \"{}\"", path.display()), error))
 }
 
 fn sorted<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> impl Iterator<Item = &'a Path> {
@@ -232,7 +223,7 @@ fn sorted<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> impl Iterator<Item = 
 fn make_devices() -> io::Result<()> {
     for path in DEVICES.map(|name| Path::new("/dev").join(name)) {
         if let Ok(place) = open_any(&path) {
-            raw::set_mount(bind(&place, &path)?, false, 0, raw::NO_DEVICES)
+            bind(&place, &place, 0, raw::NO_DEVICES)
                 .map_err(|error| told(format!("keep \"{}\"", path.display()), error))?;
         }
     }
@@ -241,8 +232,8 @@ fn make_devices() -> io::Result<()> {
         let options = Some("newinstance,ptmxmode=0666,mode=620");
         mount(Some("devpts"), "/dev/pts", Some("devpts"), flags, options)
             .map_err(|errno| told("make terminals of its own", errno))?;
-        if Path::new("/dev/ptmx").exists() {
-            bind(&open_any(Path::new("/dev/pts/ptmx"))?, Path::new("/dev/ptmx"))?;
+        if let Ok(place) = open_any(Path::new("/dev/ptmx")) {
+            bind(&open_any(Path::new("/dev/pts/ptmx"))?, &place, 0, 0)?;
         }
     }
     Ok(())
@@ -284,11 +275,10 @@ fn deny(view: &View) -> io::Result<()> {
             above.filter(|pin| view.writable.iter().any(|root| pin.starts_with(root) && *pin != root)),
         );
     }
-    for pin in pins {
-        bind(&open_exactly(pin)?, pin)?;
-    }
-    for path in sorted(view.read_only.iter()) {
-        raw::set_mount(bind(&open_exactly(path)?, path)?, true, raw::READ_ONLY, 0)
+    let pins = pins.into_iter().map(|path| (path, 0));
+    for (path, set) in pins.chain(sorted(view.read_only.iter()).map(|path| (path, raw::READ_ONLY))) {
+        let place = open_exactly(path)?;
+        bind(&place, &place, set, 0)
             .map_err(|error| told(format!("protect \"{}\"", path.display()), error))?;
     }
     for path in sorted(hidden()) {
@@ -296,8 +286,9 @@ fn deny(view: &View) -> io::Result<()> {
             mount_empty(path, MsFlags::MS_RDONLY, "size=4k,mode=755")?;
         } else {
             // Without devices it cannot even be opened, so that nothing seems to succeed.
-            let nothing = bind(&open_any(Path::new("/dev/null"))?, path)?;
-            raw::set_mount(nothing, false, raw::READ_ONLY | raw::NO_DEVICES, 0)?;
+            let (nothing, place) = (open_any(Path::new("/dev/null"))?, open_any(path)?);
+            bind(&nothing, &place, raw::READ_ONLY | raw::NO_DEVICES, 0)
+                .map_err(|error| told(format!("hide \"{}\"", path.display()), error))?;
         }
     }
     Ok(())
@@ -309,24 +300,21 @@ fn mount_empty(path: &Path, more: MsFlags, options: &str) -> io::Result<()> {
         .map_err(|errno| told(format!("put an empty directory over \"{}\"", path.display()), errno))
 }
 
-/// Mounts what is open at `path` and opens the new mount. Whatever somebody renames meanwhile, it is the same file.
-fn bind(place: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
-    let failed = |error: io::Error| told(format!("mount \"{}\"", path.display()), error);
-    let source = format!("/proc/self/fd/{}", place.as_raw_fd());
-    let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-    mount(Some(source.as_str()), path, None::<&str>, flags, None::<&str>)
-        .map_err(|errno| failed(errno.into()))?;
-    let top = open_any(path).map_err(failed)?;
-    let (expected, found) = (fstat(place)?, fstat(&top)?);
-    if (expected.st_dev, expected.st_ino) != (found.st_dev, found.st_ino) {
-        return Err(failed(io::Error::other("it was replaced meanwhile")));
+/// Mounts what is open over another open place, with these attributes. No name is looked at, so whatever somebody
+/// renames meanwhile, these two are meant.
+fn bind(source: &OwnedFd, place: &OwnedFd, set: u64, clear: u64) -> io::Result<()> {
+    let mount = raw::copy_mount(source)?;
+    if (set, clear) != (0, 0) {
+        // A mount below it that was read-only before is locked and stays so.
+        let result = raw::set_mount(&mount, true, set, clear);
+        result
+            .or_else(|error| if set == 0 { raw::set_mount(&mount, false, 0, clear) } else { Err(error) })?;
     }
-    Ok(top)
+    raw::put_mount(&mount, place)
 }
 
 fn open_any(path: &Path) -> io::Result<OwnedFd> {
-    let root = file::open_place(Path::new("/"))?;
-    Ok(file::open_entry_at(root, path)?.into())
+    Ok(file::open_entry_at(nix::fcntl::AT_FDCWD, path)?.into())
 }
 
 /// Opens what has exactly this path, no link on the way.

@@ -415,14 +415,6 @@ pub fn start_self(args: &[OsString]) -> io::Result<DetachedSelf> {
     Ok(DetachedSelf { child: spawn_self(&program, args, write_end)?, output: File::from(output) })
 }
 
-/// Starts this same program again, whatever its path leads to now: standard input and errors as ours.
-///
-/// # Errors
-/// As execve(2).
-pub fn start_own_image(args: &[OsString], output: OwnedFd) -> io::Result<Child> {
-    spawn_self(Path::new(OWN_IMAGE), args, output)
-}
-
 /// This very program, also after its file was replaced or hidden. Source: proc_pid_exe(5).
 const OWN_IMAGE: &str = "/proc/self/exe";
 

@@ -1,13 +1,18 @@
 //! System calls without a safe wrapper: the only file that may be unsafe, one block for each call.
 //!
-//! Knows descriptors and numbers. Source: mount_setattr(2), close_range(2), landlock(7) and their header files.
+//! Knows descriptors and numbers. Source: open_tree(2), move_mount(2), mount_setattr(2), close_range(2),
+//! landlock(7) and their header files.
 
 #![allow(unsafe_code, reason = "neither std nor nix wraps these calls; each block says why it is sound")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use nix::libc::{self, c_long, syscall};
+use nix::libc::{self, c_int, c_long, syscall};
+use nix::sched::{CloneFlags, clone, unshare};
+use nix::unistd::Pid;
+
+use crate::sys::STACK_BYTES;
 
 /// What a mount allows no more: writing.
 pub const READ_ONLY: u64 = 0x1;
@@ -46,6 +51,31 @@ pub fn set_mount(root: impl AsFd, recursive: bool, set: u64, clear: u64) -> io::
     checked(result).map(drop)
 }
 
+const OPEN_TREE_CLONE: c_int = 1;
+
+/// A copy of what is open and of all mounts below it, mounted nowhere yet.
+///
+/// # Errors
+/// As open_tree(2).
+pub fn copy_mount(place: impl AsFd) -> io::Result<OwnedFd> {
+    let flags = OPEN_TREE_CLONE | libc::O_CLOEXEC | libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
+    // SAFETY: the path is an empty C string that is not written to.
+    let result = unsafe { syscall(libc::SYS_open_tree, place.as_fd().as_raw_fd(), c"".as_ptr(), flags) };
+    owned(result)
+}
+
+/// Mounts such a copy over what is open, whatever name that has by now.
+///
+/// # Errors
+/// As move_mount(2).
+pub fn put_mount(mount: impl AsFd, place: impl AsFd) -> io::Result<()> {
+    let flags = libc::MOVE_MOUNT_F_EMPTY_PATH | libc::MOVE_MOUNT_T_EMPTY_PATH;
+    let (mount, place) = (mount.as_fd().as_raw_fd(), place.as_fd().as_raw_fd());
+    // SAFETY: both paths are empty C strings that are not written to.
+    let result = unsafe { syscall(libc::SYS_move_mount, mount, c"".as_ptr(), place, c"".as_ptr(), flags) };
+    checked(result).map(drop)
+}
+
 /// Marks every descriptor above 2 to be closed at the next exec, whoever left it open.
 ///
 /// # Errors
@@ -54,6 +84,20 @@ pub fn close_others_on_exec() -> io::Result<()> {
     // SAFETY: the call takes three numbers; it closes nothing in this process, so no owner of a descriptor loses it.
     checked(unsafe { syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) })
         .map(drop)
+}
+
+/// Runs `work` in a child process that shares our memory, stopped until it has ended: nothing need be copied.
+///
+/// # Errors
+/// As clone(2); `EINVAL` when this process has several threads. Source: unshare(2), which then refuses a memory of
+/// its own.
+pub fn run_in_child(mut work: impl FnMut() -> isize) -> io::Result<Pid> {
+    unshare(CloneFlags::CLONE_VM)?;
+    let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
+    let mut stack = vec![0; STACK_BYTES];
+    // SAFETY: as we have one thread and that is stopped, the child alone uses our memory, on a stack of its own, which
+    // like `work` outlives it; it leaves by its exit only.
+    Ok(unsafe { clone(Box::new(&mut work), &mut stack, flags, Some(libc::SIGCHLD)) }?)
 }
 
 #[repr(C)]
@@ -84,12 +128,9 @@ pub fn landlock_version() -> c_long {
 pub fn landlock_ruleset(handled_files: u64, scoped: u64) -> io::Result<OwnedFd> {
     let attributes = RulesetAttributes { handled_files, handled_network: 0, scoped };
     // SAFETY: the structure has the size that is passed and outlives the call, which does not write to it.
-    let descriptor = checked(unsafe {
+    owned(unsafe {
         syscall(libc::SYS_landlock_create_ruleset, &raw const attributes, size_of::<RulesetAttributes>(), 0)
-    })?;
-    let descriptor = RawFd::try_from(descriptor).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    })
 }
 
 /// Allows these rights on what is open and on all below it.
@@ -110,6 +151,13 @@ pub fn landlock_allow(ruleset: &OwnedFd, place: impl AsFd, allowed: u64) -> io::
 pub fn landlock_restrict(ruleset: &OwnedFd) -> io::Result<()> {
     // SAFETY: the call takes a descriptor that is open and a number.
     checked(unsafe { syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) }).map(drop)
+}
+
+/// What a call has returned that makes a descriptor.
+fn owned(result: c_long) -> io::Result<OwnedFd> {
+    let descriptor = RawFd::try_from(checked(result)?).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 fn checked(result: c_long) -> io::Result<c_long> {

@@ -1,22 +1,23 @@
 //! Running one program so that nothing it started is left when it has ended.
 //!
-//! Knows processes and descriptors, never pods. The main thread starts, waits and collects; a second one watches the
-//! lifeline. A signal at the parent's death would not do: it is sent when the *thread* that started us ends.
+//! Knows processes and descriptors, never pods. Runs in a process with one thread, which starts, waits, collects and
+//! watches the lifeline. A signal at the parent's death would not do: it is sent when the *thread* that started us ends.
 
-use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
-use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::sys::STACK_BYTES;
 use crate::sys::process::Program;
+use crate::sys::raw;
+use crate::sys::wait::{Ready, wait_readable};
 
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -28,71 +29,86 @@ pub enum Ended {
     Signal(i32),
 }
 
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ended::Code(code) => write!(f, "exit code {code}"),
+            Ended::Signal(signal) => write!(f, "killed by signal {signal}"),
+        }
+    }
+}
+
+/// Runs `work` in a child process and returns what it came to once that process has ended; `None` when it was killed.
+///
+/// # Errors
+/// As clone(2); `EINVAL` when this process has several threads.
+pub fn in_child<T>(mut work: impl FnMut() -> T) -> io::Result<Option<T>> {
+    let mut result = None;
+    let child = raw::run_in_child(|| {
+        result = Some(work());
+        0
+    })?;
+    loop {
+        match waitpid(child, None) {
+            Ok(WaitStatus::Exited(_, 0)) => return Ok(result),
+            Ok(_) => return Ok(None),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Killing is repeated so often: at a weaker level what is just being started may have escaped it.
+const KILL_PAUSE: Duration = Duration::from_millis(5);
+
 /// Runs `program`, its output and errors both into our standard error output, and returns once it and every
 /// process that came from it is gone. When the other end of `lifeline` is closed, all of them are killed.
 ///
 /// # Errors
 /// When it cannot be started.
-pub fn supervise(program: Program, mut lifeline: UnixStream) -> io::Result<Ended> {
+pub fn supervise(program: Program, lifeline: &UnixStream) -> io::Result<Ended> {
     nix::sys::prctl::set_child_subreaper(true)?; // what loses its parent becomes ours
-    let output = std::io::stderr().as_fd().try_clone_to_owned()?;
-    thread::Builder::new().name("lifeline".into()).stack_size(STACK_BYTES).spawn(move || {
-        let mut byte = [0];
-        while lifeline.read(&mut byte).is_ok_and(|count| count > 0) {}
-        loop {
-            kill_all(); // more than once: the program may be about to start
-            thread::sleep(Duration::from_millis(5));
-        }
-    })?;
-    let child =
-        i32::try_from(program.start_onto(output.try_clone()?, output)?.id()).map_err(io::Error::other)?;
-    let mut ended = None;
+    let ends = SigSet::from(Signal::SIGCHLD);
+    ends.thread_block()?; // the program gets an empty mask again
+    let ends = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    let output = io::stderr().as_fd().try_clone_to_owned()?;
+    let child = program.start_onto(output.try_clone()?, output)?;
+    let child = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
+    let (mut ended, mut is_cut) = (None, false);
     loop {
-        if ended.is_some() {
-            kill_all();
-        }
-        match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
-            Ok(_) => {}
-            Err(Errno::EINTR) => continue,
-            Err(Errno::ECHILD) if ended.is_some() => return Ok(ended.unwrap_or(Ended::Code(0))),
-            Err(errno) => return Err(errno.into()),
-        }
-        let _collecting = COLLECTING.lock().unwrap_or_else(PoisonError::into_inner);
-        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::Exited(pid, code)) if pid.as_raw() == child => ended = Some(Ended::Code(code)),
-            Ok(WaitStatus::Signaled(pid, signal, _)) if pid.as_raw() == child => {
-                ended = Some(Ended::Signal(signal as i32));
+        while ends.read_signal()?.is_some() {} // before the look, so that no end is missed
+        loop {
+            match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(pid, code)) if pid == child => ended = Some(Ended::Code(code)),
+                Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => {
+                    ended = Some(Ended::Signal(signal as i32));
+                }
+                Ok(WaitStatus::StillAlive) => break,
+                Err(Errno::ECHILD) => return ended.ok_or_else(|| Errno::ECHILD.into()),
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
             }
-            Ok(_) | Err(_) => {}
+        }
+        if is_cut || ended.is_some() {
+            kill_all();
+            wait_readable(ends.as_fd(), None, None, Instant::now() + KILL_PAUSE)?;
+        } else {
+            let never = Instant::now() + Duration::from_secs(3600);
+            is_cut =
+                wait_readable(ends.as_fd(), Some(lifeline.as_fd()), None, never)? == Ready::OtherReadable;
         }
     }
 }
 
-/// Held while a child is collected or killed, so that a number is never signalled after it was given away. A
-/// channel will not do: the main thread waits in the kernel.
-static COLLECTING: Mutex<()> = Mutex::new(());
-
 /// Kills everything that is ours: in a PID namespace of our own all but ourselves, else our children, to whom the
-/// children of the killed are added.
+/// children of the killed are added. None of them can be collected meanwhile, so no number is given away.
 fn kill_all() {
     if nix::unistd::getpid() == Pid::from_raw(1) {
         let _ = kill(Pid::from_raw(-1), Signal::SIGKILL); // nobody left is fine
         return;
     }
-    let _collecting = COLLECTING.lock().unwrap_or_else(PoisonError::into_inner);
-    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
-    for pid in children.flat_map(|text| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>()) {
-        if let Ok(pid) = pid.parse::<i32>() {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
+    let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+    for pid in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
-}
-
-/// A second handle on our standard output, which for a helper is the way to whoever started it.
-///
-/// # Errors
-/// As dup(2).
-pub fn own_output() -> io::Result<OwnedFd> {
-    std::io::stdout().as_fd().try_clone_to_owned()
 }

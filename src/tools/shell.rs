@@ -15,7 +15,6 @@ use crate::store::manifest::SandboxSetting;
 use crate::store::paths::canonical;
 use crate::sys::STACK_BYTES;
 use crate::sys::confine::View;
-use crate::sys::supervise::Ended;
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
 use crate::tools::input;
@@ -196,8 +195,7 @@ pub fn run(context: &PodContext, scope: &EffectiveScope, input: Value, cancel: &
         Err(Error::told(format!("{text}{how}; everything it started was killed{unconfined}")))
     };
     match outcome {
-        Outcome::Ended(Ended::Code(code)) => Ok(format!("{text}exit code {code}{unconfined}")),
-        Outcome::Ended(Ended::Signal(signal)) => Ok(format!("{text}killed by signal {signal}{unconfined}")),
+        Outcome::Ended(ended) => Ok(format!("{text}{ended}{unconfined}")),
         Outcome::TimedOut => killed(text, format!("timed out after {seconds} s")),
         Outcome::Cancelled => killed(text, "cancelled".into()),
     }

@@ -2,14 +2,14 @@
 //!
 //! The helper gets the life file as its input, a socket as its output and the command's pipe as its error output.
 //! The plan comes over the socket, never as arguments; the socket is the lifeline too: when its other end is closed,
-//! everything inside is killed. A first helper makes the namespaces, a second one is process 1 in them and runs the
+//! everything inside is killed. The helper makes the namespaces and forks; its child is process 1 in them and runs the
 //! command. Both have the life file open, so that the pod counts as alive until the last process is gone.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,6 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::sys::confine::{self, View};
@@ -27,16 +26,15 @@ use crate::sys::supervise::{self, Ended};
 use crate::sys::wait::{Cancel, Ready, wait_readable};
 use crate::words::error::{Error, Result};
 
-/// The only arguments of the two helpers.
-const OUTER: &str = "--confined-outer";
-const INNER: &str = "--confined-inner";
+/// The only argument of the helper.
+const HELPER: &str = "--confined";
 /// Half of the output that is kept: the beginning, and as much of the end.
 const HALF_KEPT_BYTES: usize = 512 << 10;
 /// Killed processes are gone long before this; what is not is stopped from outside or hangs in the kernel.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 /// A full pipe is empty after so many reads, as a piece is as large as a pipe. Source: pipe(7).
 const PIPE_READS: usize = 2;
-const FRAME_BYTES_MAX: u32 = 4 << 20;
+const PLAN_BYTES_MAX: u64 = 4 << 20;
 
 /// How commands are confined. The numbers are those people see.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -207,38 +205,32 @@ impl Sandbox {
         deadline: Instant,
     ) -> Result<Outcome> {
         let failed = |source: io::Error| Error::io("run the command", source);
-        let frame = frame(plan).map_err(failed)?;
+        let mut line = serde_json::to_vec(plan).map_err(|error| failed(error.into()))?;
+        line.push(b'\n');
         let (mut ours, theirs) = UnixStream::pair().map_err(failed)?;
         ours.set_write_timeout(Some(END_DEADLINE)).map_err(failed)?;
+        ours.set_read_timeout(Some(END_DEADLINE)).map_err(failed)?;
         let (output, write_end) = process::pipe().map_err(failed)?;
         let life = self.life.try_clone().map_err(failed)?;
-        let helper = Program::new(&self.program, [OUTER]).shown_as("pod").input_file(life).only_env([]);
+        let helper = Program::new(&self.program, [HELPER]).shown_as("pod").input_file(life).only_env([]);
         let mut helper = helper
             .start_onto(theirs.into(), write_end)
             .map_err(|source| Error::io("start the helper that confines commands", source))?;
         let mut output = File::from(output);
-        // Once for each helper. A helper that has ended too early says why below.
-        let _ = ours.write_all(&frame).and_then(|()| ours.write_all(&frame));
+        let _ = ours.write_all(&line); // a helper that has ended too early says why below
         let killed = kept.follow(&mut output, &ours, cancel, deadline);
         let _ = ours.shutdown(Shutdown::Write); // the lifeline: everything inside ends now
         // However long that takes: what still runs could write into what the next call lends.
-        let (gone_by, mut pause) = (Instant::now() + END_DEADLINE, Duration::from_micros(20));
-        let mut is_late = false;
-        while helper.try_wait().map_err(failed)?.is_none() {
-            if !kept.read(&mut output, Instant::now() + Duration::from_millis(2)).map_err(failed)? {
-                std::thread::sleep(pause); // closed, so it is about to end
-                pause = (pause * 2).min(Duration::from_millis(20));
-            }
-            if !is_late && Instant::now() >= gone_by {
-                is_late = true;
-                log::error!("a command was killed but has not ended; nothing else runs until it has");
-            }
+        let mut report = Vec::new();
+        while let Err(error) = ours.read_to_end(&mut report) {
+            log::error!("a command was killed but has not ended ({error}); nothing else runs until it has");
         }
+        helper.wait().map_err(failed)?;
         // What escaped at a weaker level may hold the pipe and go on, so only what it holds by now is read.
         for _ in 0..PIPE_READS {
             kept.read(&mut output, Instant::now()).map_err(failed)?;
         }
-        match (killed.map_err(failed)?, read_frame(&ours)) {
+        match (killed.map_err(failed)?, serde_json::from_slice(&report)) {
             (Some(outcome), _) => Ok(outcome),
             (None, Ok(Report::Ended(ended))) => Ok(Outcome::Ended(ended)),
             (None, Ok(Report::Failed(reason))) => {
@@ -311,44 +303,39 @@ impl Kept {
     }
 }
 
-/// Does what the hidden arguments ask for; `None` when there are none.
+/// Is the helper, if that is what the hidden argument asks for.
 #[must_use]
 pub fn helper_main(given: &[OsString]) -> Option<ExitCode> {
-    let [stage] = given else { return None };
-    let work: fn(&UnixStream) -> Result<Option<Ended>> = match stage.to_str() {
-        Some(OUTER) => outer,
-        Some(INNER) => inner,
-        _ => return None,
-    };
-    let Ok(control) = supervise::own_output().map(UnixStream::from) else { return Some(ExitCode::FAILURE) };
-    let report = match work(&control) {
-        Ok(None) => return Some(ExitCode::SUCCESS), // the inner one has told
-        Ok(Some(ended)) => Report::Ended(ended),
-        Err(error) => Report::Failed(error.to_string()),
-    };
-    let sent = frame(&report).and_then(|frame| (&control).write_all(&frame));
+    if given != [HELPER] {
+        return None;
+    }
+    let sent = io::stdout().as_fd().try_clone_to_owned().and_then(|control| {
+        let mut control = UnixStream::from(control);
+        let report = match helper(&control) {
+            Ok(ended) => Report::Ended(ended),
+            Err(error) => Report::Failed(error.to_string()),
+        };
+        control.write_all(&serde_json::to_vec(&report)?)
+    });
     Some(if sent.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }) // nobody listens: the pod is gone
 }
 
-fn outer(control: &UnixStream) -> Result<Option<Ended>> {
+fn helper(control: &UnixStream) -> Result<Ended> {
     let failed = |source| Error::io("set up the sandbox", source);
-    let plan: Plan = read_frame(control).map_err(failed)?;
+    let mut line = String::new();
+    BufReader::new(control.take(PLAN_BYTES_MAX)).read_line(&mut line).map_err(failed)?;
+    let plan: Plan = serde_json::from_str(&line).map_err(|error| failed(error.into()))?;
     confine::keep_descriptors().map_err(failed)?;
     if plan.means == Means::Namespaces {
         confine::enter_outer(&plan.view).map_err(failed)?;
     }
-    let output = supervise::own_output().map_err(failed)?;
-    let mut inner = process::start_own_image(&[INNER.into()], output).map_err(failed)?;
     // Its parent until the end: the kernel reports its end only when all processes of its namespace are gone.
-    match inner.wait().map_err(failed)? {
-        status if status.success() => Ok(None),
-        status => Err(Error::told(format!("its supervisor ended early ({status})"))),
-    }
+    let ended = supervise::in_child(|| inner(&plan, control)).map_err(failed)?;
+    ended.unwrap_or_else(|| Err(Error::told("its supervisor was killed")))
 }
 
-fn inner(control: &UnixStream) -> Result<Option<Ended>> {
+fn inner(plan: &Plan, control: &UnixStream) -> Result<Ended> {
     let failed = |source| Error::io("set up the sandbox", source);
-    let plan: Plan = read_frame(control).map_err(failed)?;
     process::leave_session().map_err(failed)?;
     match plan.means {
         Means::Namespaces => confine::enter_inner(plan.uid, plan.gid).map_err(failed)?,
@@ -358,30 +345,10 @@ fn inner(control: &UnixStream) -> Result<Option<Ended>> {
     let [shell, arguments @ ..] = plan.command.as_slice() else {
         return Err(Error::told("there is no command"));
     };
-    let variables = plan.variables.into_iter().map(|(name, value)| (name.into(), value.into()));
+    let variables = plan.variables.iter().map(|(name, value)| (name.into(), value.into()));
     let program = Program::new(shell, arguments).directory(&plan.directory).only_env(variables);
-    let lifeline = control.try_clone().map_err(failed)?;
-    let started = supervise::supervise(program, lifeline);
-    started
-        .map(Some)
+    supervise::supervise(program, control)
         .map_err(|source| Error::io(format!("run \"{shell}\" in \"{}\"", plan.directory.display()), source))
-}
-
-/// Length and JSON text: the first helper must not read what is meant for the second.
-fn frame(value: &impl Serialize) -> io::Result<Vec<u8>> {
-    let text = serde_json::to_vec(value)?;
-    let length = u32::try_from(text.len()).ok().filter(|length| *length <= FRAME_BYTES_MAX);
-    let length = length.ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
-    Ok([&length.to_be_bytes(), text.as_slice()].concat())
-}
-
-fn read_frame<T: DeserializeOwned>(mut control: &UnixStream) -> io::Result<T> {
-    let mut length = [0; 4];
-    control.read_exact(&mut length)?;
-    let length = u32::from_be_bytes(length).min(FRAME_BYTES_MAX);
-    let mut text = vec![0; usize::try_from(length).unwrap_or(0)];
-    control.read_exact(&mut text)?;
-    Ok(serde_json::from_slice(&text)?)
 }
 
 #[cfg(test)]

@@ -671,7 +671,7 @@ fn l08_only_the_life_file_is_shared_with_the_helpers() {
     world.start(&["--scope", ".:write"]);
     world.ok("main", "run", json!({ "input": "go" }));
     wait_until("it runs", || !processes_with("777004").is_empty());
-    let helpers = processes_with("--confined-");
+    let helpers = processes_with("--confined");
     let of_ours = |pid: &i32| {
         let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         let targets: Vec<String> =
