@@ -19,10 +19,10 @@ fn main() {
     let life = File::create(place.path().join("life")).unwrap();
     let sandbox = Sandbox::with_program(env!("CARGO_BIN_EXE_pod").into(), life);
     let view = View {
-        writable: vec![scope.clone()],
-        read_only: vec![scope.join("a/lent")],
-        hidden: vec!["/root".into()],
-        shown: vec![],
+        writable: [scope.clone()].into(),
+        read_only: [scope.join("a/lent")].into(),
+        hidden: ["/root".into()].into(),
+        shown: [].into(),
         network: true,
     };
     let command = || vec!["/bin/sh".to_owned(), "-c".into(), "exit 0".into()];
@@ -32,7 +32,8 @@ fn main() {
         running.wait(far()).unwrap();
     };
     let run = |means| {
-        let plan = Plan::new(means, view.clone(), command(), scope.clone(), vec![]);
+        let (view, directory) = (view.clone(), scope.clone());
+        let plan = Plan { means, view, command: command(), directory, variables: vec![] };
         sandbox.run(&plan, &mut Kept::default(), None, far()).unwrap();
     };
     let bare = median(bare);

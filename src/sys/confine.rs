@@ -19,14 +19,14 @@ use crate::sys::{file, raw};
 /// What the confined see of the file system.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct View {
-    /// Directories that may be written, canonical.
-    pub writable: Vec<PathBuf>,
+    /// Directories that may be written, canonical. A set lists what lies deeper later.
+    pub writable: BTreeSet<PathBuf>,
     /// Files and directories inside these that may not be written.
-    pub read_only: Vec<PathBuf>,
+    pub read_only: BTreeSet<PathBuf>,
     /// Files and directories that are not there, wherever they lie.
-    pub hidden: Vec<PathBuf>,
+    pub hidden: BTreeSet<PathBuf>,
     /// Directories that can be read although they lie in a place that is otherwise private.
-    pub shown: Vec<PathBuf>,
+    pub shown: BTreeSet<PathBuf>,
     /// Whether the network is reachable.
     pub network: bool,
 }
@@ -46,12 +46,11 @@ const PRIVATE_OPTIONS: &str = "size=1g,mode=1777";
 const PLAIN_ID: u32 = 65534;
 
 /// Enters new namespaces in which only the view is there. The next process started is the first of its own
-/// PID namespace and has to call `enter_inner`.
+/// PID namespace and has to call `enter_inner`. The ids are our own.
 ///
 /// # Errors
 /// The step that the system refused, in words.
-pub fn enter_outer(view: &View) -> io::Result<()> {
-    let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
+pub fn enter_outer(view: &View, uid: u32, gid: u32) -> io::Result<()> {
     let network = if view.network { CloneFlags::empty() } else { CloneFlags::CLONE_NEWNET };
     let kinds = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS
@@ -62,13 +61,30 @@ pub fn enter_outer(view: &View) -> io::Result<()> {
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
         .map_err(|errno| told("make mounts private", errno))?;
-    let places = Places::open(view)?;
+    // Opened while everything can still be seen. Where it stands, `shown` can be seen anyway.
+    let is_private = |path: &Path| {
+        let masks = PRIVATE.into_iter().chain([SERVICES]).map(Path::new);
+        masks.into_iter().any(|mask| path.starts_with(mask) && path != mask)
+    };
+    let shown = view.shown.iter().filter(|path| is_private(path) && path.is_dir());
+    let shown = shown.map(|path| (path, 0)).chain(view.writable.iter().map(|path| (path, raw::READ_ONLY)));
+    let places = shown.map(|(path, clear)| Ok((path, open_exactly(path)?, clear)));
+    let places = places.collect::<io::Result<Vec<_>>>()?;
     let root = file::open_place(Path::new("/"))?;
     raw::set_mount(root, true, raw::READ_ONLY | raw::NO_SUID | raw::NO_DEVICES, 0)
         .map_err(|error| told("make the file system read-only", error))?;
     make_devices()?;
     make_private()?;
-    places.put_back()?;
+    for (path, place, clear) in places {
+        // What lies around a scope in a private place cannot be written by mistake: it would be lost at the end.
+        let made = fs::DirBuilder::new().recursive(true).mode(0o555).create(path);
+        made.and_then(|()| bind(&place, &open_any(path)?, 0, clear))
+            .map_err(|error| told(format!("put \"{}\" in its place", path.display()), error))?;
+    }
+    if let Ok(services) = file::open_place(Path::new(SERVICES)) {
+        raw::set_mount(services, false, raw::READ_ONLY, 0)
+            .map_err(|error| told("make services read-only", error))?;
+    }
     // Covered from now on, but a nested namespace may mount a new /proc as long as one without mounts in it is there.
     protect_kernel_settings(uid, KERNEL_SETTINGS.get(..1).unwrap_or_default())?;
     deny(view)
@@ -160,7 +176,7 @@ pub fn restrict(view: &View) -> io::Result<()> {
 }
 
 /// The largest paths that together are everything but the hidden ones.
-fn beside(hidden: &[PathBuf]) -> Vec<PathBuf> {
+fn beside(hidden: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     let (mut open, mut found) = (vec![PathBuf::from("/")], Vec::new());
     while let Some(directory) = open.pop() {
         let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
@@ -173,50 +189,6 @@ fn beside(hidden: &[PathBuf]) -> Vec<PathBuf> {
         }
     }
     found
-}
-
-/// Directories that are opened while everything can still be seen.
-struct Places<'a> {
-    shown: Vec<(&'a Path, OwnedFd)>,
-    writable: Vec<(&'a Path, OwnedFd)>,
-}
-
-impl Places<'_> {
-    fn open(view: &View) -> io::Result<Places<'_>> {
-        let is_private = |path: &Path| {
-            let masks = PRIVATE.into_iter().chain([SERVICES]).map(Path::new);
-            masks.into_iter().any(|mask| path.starts_with(mask) && path != mask)
-        };
-        let open = |path| Ok((path, open_exactly(path)?));
-        let shown = view.shown.iter().filter(|path| is_private(path) && path.is_dir());
-        Ok(Places {
-            shown: sorted(shown).map(open).collect::<io::Result<_>>()?,
-            writable: sorted(view.writable.iter()).map(open).collect::<io::Result<_>>()?,
-        })
-    }
-
-    fn put_back(self) -> io::Result<()> {
-        let put = |path: &Path, place: &OwnedFd, clear| {
-            // What lies around a scope in a private place cannot be written by mistake: it would be lost at the end.
-            fs::DirBuilder::new().recursive(true).mode(0o555).create(path)?;
-            bind(place, &open_any(path)?, 0, clear)
-        };
-        for (path, place) in self.shown {
-            put(path, &place, 0).map_err(|error| told(format!("show \"{}\"", path.display()), error))?;
-        }
-        for (path, place) in self.writable {
-            put(path, &place, raw::READ_ONLY)
-                .map_err(|error| told(format!("make \"{}\" writable", path.display()), error))?;
-        }
-        if Path::new(SERVICES).is_dir() {
-            raw::set_mount(file::open_place(Path::new(SERVICES))?, false, raw::READ_ONLY, 0)?;
-        }
-        Ok(())
-    }
-}
-
-fn sorted<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> impl Iterator<Item = &'a Path> {
-    paths.map(PathBuf::as_path).collect::<BTreeSet<_>>().into_iter()
 }
 
 /// A terminal system of its own, and the devices that every program expects.
@@ -276,12 +248,12 @@ fn deny(view: &View) -> io::Result<()> {
         );
     }
     let pins = pins.into_iter().map(|path| (path, 0));
-    for (path, set) in pins.chain(sorted(view.read_only.iter()).map(|path| (path, raw::READ_ONLY))) {
+    for (path, set) in pins.chain(view.read_only.iter().map(|path| (path.as_path(), raw::READ_ONLY))) {
         let place = open_exactly(path)?;
         bind(&place, &place, set, 0)
             .map_err(|error| told(format!("protect \"{}\"", path.display()), error))?;
     }
-    for path in sorted(hidden()) {
+    for path in hidden() {
         if is_real_directory(path) {
             mount_empty(path, MsFlags::MS_RDONLY, "size=4k,mode=755")?;
         } else {

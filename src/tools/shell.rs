@@ -2,7 +2,9 @@
 //!
 //! Runs on the turn thread. How commands are confined is found out once, by really confining one.
 
+use std::collections::{BTreeSet, VecDeque};
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -21,7 +23,7 @@ use crate::tools::input;
 use crate::wire::provider::ToolSpec;
 use crate::wire::sandbox::{Kept, Level, Means, Outcome, Plan};
 use crate::words::error::{Error, Result};
-use crate::words::scope::{EffectiveScope, Reach, Rule};
+use crate::words::scope::{Access, EffectiveScope, Loan, Reach, Rule, Verdict};
 
 const NAME: &str = "Shell";
 /// The longest time that the model may ask for, in seconds.
@@ -35,6 +37,12 @@ const SOCKET_VARIABLES: [&str; 4] =
     ["XDG_RUNTIME_DIR", "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST"];
 /// Never given to a command, whatever the manifest lists.
 const KEYS: [&str; 2] = ["ANTHROPIC_API_KEY", "OPENAI_API_KEY"];
+
+/// How many directories and names are looked at to find the repositories below a scope: a millisecond at most.
+const DIRECTORIES_MAX: usize = 128;
+const NAMES_MAX: usize = 4096;
+/// Directories full of what others have made, in which nobody works.
+const SKIPPED: [&str; 2] = ["node_modules", "target"];
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -156,7 +164,15 @@ pub fn run(context: &PodContext, scope: &EffectiveScope, input: Value, cancel: &
     }
     let level = level(context);
     let means = match &level {
-        Level::Namespaces => Means::Namespaces,
+        Level::Namespaces => match scope.lent.iter().find(|loan| !is_in_place(loan)) {
+            None => Means::Namespaces,
+            Some(Loan { holder, rule }) => {
+                return Err(Error::told(format!(
+                    "there is no shell now, because what is lent to pod \"{holder}\" could not be protected: nothing is at \"{}\" any more, as it or a directory above it was renamed or removed; have it put back, or end the loan with StopPod",
+                    rule.path()
+                )));
+            }
+        },
         Level::Landlock if scope.lent.is_empty() => Means::Landlock,
         Level::Landlock => {
             return Err(Error::told(format!(
@@ -169,14 +185,9 @@ pub fn run(context: &PodContext, scope: &EffectiveScope, input: Value, cancel: &
             return Err(Error::told(format!("the shell is off: {reason}; use the file tools")));
         }
     };
-    let (shell, view) = (shell_program(), view(context, scope)?);
-    let plan = Plan::new(
-        means,
-        view,
-        vec![shell, "-c".into(), input.command],
-        directory,
-        variables(context, &level),
-    );
+    let command = vec![shell_program(), "-c".into(), input.command];
+    let variables = variables(context, &level);
+    let plan = Plan { means, view: view(context, scope)?, command, directory, variables };
     let redirections = plan.view.writable.iter().map(|root| root.join(".git/commondir"));
     let redirections: Vec<PathBuf> = redirections.filter(|path| !path.exists()).collect();
     let mut kept = Kept::default();
@@ -201,6 +212,11 @@ pub fn run(context: &PodContext, scope: &EffectiveScope, input: Value, cancel: &
     }
 }
 
+fn is_in_place(loan: &Loan) -> bool {
+    let path = Path::new(loan.rule.path());
+    path.canonicalize().is_ok_and(|real| real == path)
+}
+
 fn shell_program() -> String {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let bash = std::env::split_paths(&path).map(|directory| directory.join("bash"));
@@ -223,26 +239,28 @@ fn variables(context: &PodContext, level: &Level) -> Vec<(String, String)> {
 
 /// What commands see and may write now.
 fn view(context: &PodContext, scope: &EffectiveScope) -> Result<View> {
-    let mut writable = Vec::new();
+    let mut writable = BTreeSet::new();
     for rule in scope.allow.iter().filter(|rule| rule.writes() && rule.reach() == Reach::Recursive) {
         let path = PathBuf::from(rule.path());
         std::fs::create_dir_all(&path)
             .map_err(|source| Error::io(format!("create \"{}\" of your scope", path.display()), source))?;
-        writable.push(path);
+        writable.insert(path);
     }
-    let mut read_only: Vec<PathBuf> = scope.lent.iter().map(|loan| loan.rule.path().into()).collect();
+    let mut read_only: BTreeSet<PathBuf> = scope.lent.iter().map(|loan| loan.rule.path().into()).collect();
     if context.manifest.protect_git {
         let around = context.directory.ancestors().find(|place| place.join(".git").exists());
-        let repositories = writable.iter().map(PathBuf::as_path).chain(around);
-        read_only.extend(repositories.flat_map(protected_in));
+        let projects = writable.iter().flat_map(|root| projects_in(root)).chain(around.map(Path::to_owned));
+        read_only.extend(projects.flat_map(|project| protected_in(&project, scope)));
     }
     for path in &context.manifest.shell.writable {
         let path = canonical(path, Path::new("/"))?;
-        let text = path.to_string_lossy();
-        let rule = Rule::new(&text, crate::words::scope::Access::Write, Reach::Recursive)?;
-        context.directories.check_scope(&rule)?;
+        context.directories.check_scope(&Rule::new(
+            &path.to_string_lossy(),
+            Access::Write,
+            Reach::Recursive,
+        )?)?;
         if path.is_dir() {
-            writable.push(path);
+            writable.insert(path);
         }
     }
     // Denying outside of what is writable would only cost time.
@@ -255,11 +273,35 @@ fn view(context: &PodContext, scope: &EffectiveScope) -> Result<View> {
     Ok(View { writable, read_only, hidden, shown, network: context.manifest.shell.network })
 }
 
+/// A scope, and the directories below it in which there is a repository or a manifest, the shallow ones first. At
+/// most so many directories and names are looked at, because each call pays for it.
+fn projects_in(root: &Path) -> Vec<PathBuf> {
+    let (mut open, mut found) = (VecDeque::from([root.to_owned()]), vec![root.to_owned()]);
+    let (mut directories, mut names) = (DIRECTORIES_MAX, NAMES_MAX);
+    while let Some(directory) = open.pop_front().filter(|_| directories > 0 && names > 0) {
+        directories -= 1;
+        for entry in std::fs::read_dir(&directory).into_iter().flatten().take(names).flatten() {
+            names -= 1;
+            let name = entry.file_name();
+            if name == ".git" || name == ".insomnia" {
+                found.push(directory.clone());
+            } else if entry.file_type().is_ok_and(|kind| kind.is_dir())
+                && !name.as_bytes().starts_with(b".")
+                && !SKIPPED.iter().any(|skipped| name == *skipped)
+            {
+                open.push_back(entry.path());
+            }
+        }
+    }
+    found
+}
+
 /// What other programs obey in a directory of a project: they would run what a command wrote there.
-fn protected_in(directory: &Path) -> Vec<PathBuf> {
+fn protected_in(directory: &Path, scope: &EffectiveScope) -> Vec<PathBuf> {
     let git = directory.join(".git");
-    if git.is_dir() {
-        let _ = std::fs::create_dir(git.join("hooks")); // what is missing cannot be protected
+    let hooks = git.join("hooks");
+    if git.is_dir() && hooks.to_str().is_some_and(|hooks| scope.judge_write(hooks) == Verdict::Allowed) {
+        let _ = std::fs::create_dir(hooks); // what is missing cannot be protected
     }
     let names =
         [".git/hooks", ".git/config", ".git/config.worktree", ".git/modules", ".git/worktrees", ".insomnia"];
@@ -268,7 +310,7 @@ fn protected_in(directory: &Path) -> Vec<PathBuf> {
     found.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
 }
 
-fn hidden(context: &PodContext, writable: &[PathBuf]) -> Vec<PathBuf> {
+fn hidden(context: &PodContext, writable: &BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
     let sockets = SOCKET_VARIABLES.into_iter().filter_map(|name| {
         let value = std::env::var(name).ok()?;
         let path = value.split("unix:path=").last()?.split([',', ';']).next()?;
@@ -276,7 +318,9 @@ fn hidden(context: &PodContext, writable: &[PathBuf]) -> Vec<PathBuf> {
     });
     // A directory of sockets around a scope cannot be hidden without the scope.
     let is_around = |path: &PathBuf| writable.iter().any(|root| root.starts_with(path));
-    let mut hidden = context.hidden();
-    hidden.extend(sockets.filter(|path| path != Path::new("/") && !is_around(path)));
-    hidden
+    context
+        .hidden()
+        .into_iter()
+        .chain(sockets.filter(|path| path != Path::new("/") && !is_around(path)))
+        .collect()
 }

@@ -107,33 +107,10 @@ pub struct Plan {
     pub directory: PathBuf,
     /// Its whole environment.
     pub variables: Vec<(String, String)>,
-    /// Our user id.
-    pub uid: u32,
-    /// Our group id.
-    pub gid: u32,
 }
 
-impl Plan {
-    /// The plan of one command of this user.
-    #[must_use]
-    pub fn new(
-        means: Means,
-        view: View,
-        command: Vec<String>,
-        directory: PathBuf,
-        variables: Vec<(String, String)>,
-    ) -> Plan {
-        let (uid, gid) = (process::own_uid(), process::own_gid());
-        Plan { means, view, command, directory, variables, uid, gid }
-    }
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Report {
-    Ended(Ended),
-    Failed(String),
-}
+/// What the helper says: how the command ended, or why it was not run.
+type Report = std::result::Result<Ended, String>;
 
 /// How a command's time ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,8 +150,7 @@ impl Sandbox {
             let view = view();
             let attempt = |means| {
                 let command = vec!["/bin/sh".into(), "-c".into(), ":".into()];
-                let (view, directory) = (view.clone(), PathBuf::from("/"));
-                let plan = Plan::new(means, view, command, directory, Vec::new());
+                let plan = Plan { means, view: view.clone(), command, directory: "/".into(), variables: vec![] };
                 match self.run(&plan, &mut Kept::default(), None, Instant::now() + END_DEADLINE) {
                     Ok(Outcome::Ended(Ended::Code(0))) => Ok(()),
                     Ok(other) => Err(format!("a first command came to {other:?}")),
@@ -230,12 +206,10 @@ impl Sandbox {
         for _ in 0..PIPE_READS {
             kept.read(&mut output, Instant::now()).map_err(failed)?;
         }
-        match (killed.map_err(failed)?, serde_json::from_slice(&report)) {
+        match (killed.map_err(failed)?, serde_json::from_slice::<Report>(&report)) {
             (Some(outcome), _) => Ok(outcome),
-            (None, Ok(Report::Ended(ended))) => Ok(Outcome::Ended(ended)),
-            (None, Ok(Report::Failed(reason))) => {
-                Err(Error::told(format!("the command was not run: {reason}")))
-            }
+            (None, Ok(Ok(ended))) => Ok(Outcome::Ended(ended)),
+            (None, Ok(Err(reason))) => Err(Error::told(format!("the command could not be run: {reason}"))),
             (None, Err(_)) => Err(Error::told("the helper that confines commands was killed")),
         }
     }
@@ -311,10 +285,7 @@ pub fn helper_main(given: &[OsString]) -> Option<ExitCode> {
     }
     let sent = io::stdout().as_fd().try_clone_to_owned().and_then(|control| {
         let mut control = UnixStream::from(control);
-        let report = match helper(&control) {
-            Ok(ended) => Report::Ended(ended),
-            Err(error) => Report::Failed(error.to_string()),
-        };
+        let report: Report = helper(&control).map_err(|error| error.to_string());
         control.write_all(&serde_json::to_vec(&report)?)
     });
     Some(if sent.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }) // nobody listens: the pod is gone
@@ -326,19 +297,20 @@ fn helper(control: &UnixStream) -> Result<Ended> {
     BufReader::new(control.take(PLAN_BYTES_MAX)).read_line(&mut line).map_err(failed)?;
     let plan: Plan = serde_json::from_str(&line).map_err(|error| failed(error.into()))?;
     confine::keep_descriptors().map_err(failed)?;
+    let (uid, gid) = (process::own_uid(), process::own_gid());
     if plan.means == Means::Namespaces {
-        confine::enter_outer(&plan.view).map_err(failed)?;
+        confine::enter_outer(&plan.view, uid, gid).map_err(failed)?;
     }
     // Its parent until the end: the kernel reports its end only when all processes of its namespace are gone.
-    let ended = supervise::in_child(|| inner(&plan, control)).map_err(failed)?;
+    let ended = supervise::in_child(|| inner(&plan, uid, gid, control)).map_err(failed)?;
     ended.unwrap_or_else(|| Err(Error::told("its supervisor was killed")))
 }
 
-fn inner(plan: &Plan, control: &UnixStream) -> Result<Ended> {
+fn inner(plan: &Plan, uid: u32, gid: u32, control: &UnixStream) -> Result<Ended> {
     let failed = |source| Error::io("set up the sandbox", source);
     process::leave_session().map_err(failed)?;
     match plan.means {
-        Means::Namespaces => confine::enter_inner(plan.uid, plan.gid).map_err(failed)?,
+        Means::Namespaces => confine::enter_inner(uid, gid).map_err(failed)?,
         Means::Landlock => confine::restrict(&plan.view).map_err(failed)?,
         Means::Nothing => {}
     }

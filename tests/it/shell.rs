@@ -14,6 +14,7 @@ use insomnia::store::life::{self, Holding};
 use insomnia::store::paths::RuntimeDirectory;
 use insomnia::sys::confine::View;
 use insomnia::sys::process;
+use insomnia::sys::supervise::Ended;
 use insomnia::wire::sandbox::{Kept, Means, Outcome, Plan, Sandbox};
 use insomnia::words::identity::Life;
 
@@ -682,8 +683,8 @@ fn l08_only_the_life_file_is_shared_with_the_helpers() {
     let open: Vec<Vec<String>> = helpers.iter().filter_map(of_ours).collect();
     assert_eq!(open.len(), 2, "{open:?}");
     for target in open.iter().flatten() {
-        let is_life = target.contains("/run/life/") || target == "/dev/null";
-        assert!(is_life || target.starts_with("socket:") || target.starts_with("pipe:"), "{open:?}");
+        let is_ours = target.contains("/run/life/") || target == "/dev/null" || target.contains("[signalfd]");
+        assert!(is_ours || target.starts_with("socket:") || target.starts_with("pipe:"), "{open:?}");
     }
     world.ok("main", "cancel", Value::Null);
 }
@@ -751,8 +752,43 @@ fn what_is_lent_right_after_a_nasty_command_stays_quiet() {
     assert_eq!((results.len(), loud), (2 * count, vec![]));
 }
 
+/// What the set-up and the supervision call; each is made to fail at its n-th time, for each n there is.
+const CALLS: [&str; 30] = [
+    "unshare",
+    "mount",
+    "open_tree",
+    "move_mount",
+    "mount_setattr",
+    "openat",
+    "close_range",
+    "clone",
+    "clone3",
+    "setsid",
+    "prctl",
+    "landlock_create_ruleset",
+    "landlock_restrict_self",
+    "execve",
+    "read",
+    "recvfrom",
+    "write",
+    "sendto",
+    "mkdir",
+    "symlink",
+    "readlink",
+    "statx",
+    "getdents64",
+    "fcntl",
+    "signalfd4",
+    "rt_sigprocmask",
+    "poll",
+    "wait4",
+    "mmap",
+    "chdir",
+];
+const ERRORS: [&str; 7] = ["EPERM", "EIO", "ENOSPC", "EMFILE", "EACCES", "EINTR", "ENOMEM"];
+
 #[test]
-fn a_call_that_fails_during_the_set_up_never_runs_the_command() {
+fn a_call_that_fails_during_the_set_up_never_runs_the_command_unconfined() {
     if !has_tool("strace") {
         return;
     }
@@ -761,54 +797,127 @@ fn a_call_that_fails_during_the_set_up_never_runs_the_command() {
     for directory in ["scope/a/lent", "outside", "hidden"] {
         fs::create_dir_all(root.join(directory)).unwrap();
     }
-    let (wrapper, outside) = (root.join("wrapper"), root.join("outside"));
+    let (wrapper, trace) = (root.join("wrapper"), root.join("trace"));
     let view = View {
-        writable: vec![root.join("scope")],
-        read_only: vec![root.join("scope/a/lent")],
-        hidden: vec![root.join("hidden")],
-        shown: vec![root.clone()],
+        writable: [root.join("scope")].into(),
+        read_only: [root.join("scope/a/lent")].into(),
+        hidden: [root.join("hidden")].into(),
+        shown: [root.clone()].into(),
         network: true,
     };
-    let command =
-        format!("echo x > {0}/escaped; echo x > {0}/../scope/a/lent/escaped; true", outside.display());
-    let mut refused = 0;
-    for (syscall, last) in [
-        ("unshare", 4),
-        ("mount", 40),
-        ("mount_setattr", 20),
-        ("close_range", 2),
-        ("setsid", 2),
-        ("prctl", 6),
-        ("landlock_create_ruleset", 3),
-        ("landlock_restrict_self", 2),
-        ("execve", 4),
-        ("clone3", 4),
-        ("openat", 60),
-        ("write", 12),
-    ] {
-        for nth in 1..=last {
-            let text = format!(
-                "#!/bin/sh\nexec strace -f -o /dev/null -e trace={syscall} -e inject={syscall}:error=EPERM:when={nth} {} \"$@\"\n",
-                env!("CARGO_BIN_EXE_pod")
-            );
-            fs::write(&wrapper, text).unwrap();
-            fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
-            let sandbox = Sandbox::with_program(wrapper.clone(), tempfile::tempfile().unwrap());
-            let words = vec!["/bin/sh".into(), "-c".into(), command.clone()];
-            let plan = Plan::new(Means::Namespaces, view.clone(), words, root.join("scope"), vec![]);
-            match sandbox.run(&plan, &mut Kept::default(), None, Instant::now() + Duration::from_secs(10)) {
-                Ok(Outcome::Ended(_)) => {}
-                Ok(other) => panic!("{syscall} {nth}: {other:?}"),
-                Err(error) => {
-                    assert!(error.to_string().len() > 30, "{error}");
-                    refused += 1;
-                }
+    let mark = root.display().to_string();
+    let command = format!(
+        "sleep 600 {mark} & for place in outside hidden scope/a/lent; do echo x > {mark}/$place/escaped; done; \
+         echo x > {mark}/scope/ran"
+    );
+    let escapes = ["outside/escaped", "hidden/escaped", "scope/a/lent/escaped"].map(|name| root.join(name));
+    let (mut runs, mut refused) = (0, 0);
+    // Whether there is an n-th time in one of the processes.
+    let mut fails = |syscall: &str, error: &str, nth: usize| -> bool {
+        let case = format!("{syscall} {error} {nth}");
+        // The command itself is let go, so that it can do its worst.
+        let until = if syscall == "execve" { "" } else { "-b execve" };
+        let text = format!(
+            "#!/bin/sh\nexec strace -f {until} -o {} -e trace={syscall} -e inject={syscall}:error={error}:when={nth} {} \"$@\"\n",
+            trace.display(),
+            env!("CARGO_BIN_EXE_pod")
+        );
+        fs::write(&wrapper, text).unwrap();
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+        let _ = fs::remove_file(root.join("scope/ran"));
+        let sandbox = Sandbox::with_program(wrapper.clone(), tempfile::tempfile().unwrap());
+        let words = vec!["/bin/sh".into(), "-c".into(), command.clone()];
+        let (view, directory) = (view.clone(), root.join("scope"));
+        let plan = Plan { means: Means::Namespaces, view, command: words, directory, variables: vec![] };
+        match sandbox.run(&plan, &mut Kept::default(), None, Instant::now() + Duration::from_secs(20)) {
+            Ok(Outcome::Ended(ended)) => {
+                assert!(ended != Ended::Code(0) || root.join("scope/ran").exists(), "{case}");
             }
-            assert!(!outside.join("escaped").exists(), "{syscall} {nth}");
-            assert!(!root.join("scope/a/lent/escaped").exists(), "{syscall} {nth}");
+            Ok(other) => panic!("{case}: {other:?}"),
+            Err(error) => {
+                assert!(error.to_string().len() > 30, "{case}: {error}");
+                refused += 1;
+            }
+        }
+        runs += 1;
+        for escape in &escapes {
+            assert!(!escape.exists(), "{case}: {}", escape.display());
+        }
+        assert_eq!(processes_with(&mark), [0; 0], "{case}");
+        read(&trace).contains("(INJECTED)")
+    };
+    for (number, syscall) in CALLS.iter().enumerate() {
+        let errors = rounds(1, ERRORS.len());
+        for (turn, error) in
+            ERRORS.iter().cycle().skip(number % rounds(ERRORS.len(), 1)).take(errors).enumerate()
+        {
+            let mut nth = 1;
+            while fails(syscall, error, nth) {
+                nth += rounds(nth.div_ceil(2), 1);
+            }
+            assert!(nth > 1 || turn > 0, "{syscall} is not called at all");
         }
     }
-    assert!(refused > 40, "only {refused} calls were refused, so the test does not reach the set-up");
+    println!("{runs} runs, {refused} refused");
+    assert!(refused > 40, "only {refused} of {runs} were refused, so the test does not reach the set-up");
+}
+
+#[test]
+fn s02_repositories_below_the_scope_are_protected_too() {
+    let said =
+        |command: &str| call(format!("if ( {command} ) >/dev/null 2>&1; then echo YES; else echo NO; fi"));
+    let identity = "-c user.name=a -c user.email=a@b";
+    let attempts = [
+        ("echo x > sub/deep/.git/hooks/pre-commit", "NO"),
+        ("git -C sub/deep config core.hooksPath /x", "NO"),
+        ("mv sub/deep/.git sub/deep/git2", "NO"),
+        ("mv sub other", "NO"),
+        ("echo {} > sub/.insomnia/manifest.json", "NO"),
+        (&format!("git -C sub/deep {identity} commit -q --allow-empty -m x"), "YES"),
+        // What is not there cannot be protected.
+        ("git init -q new && echo x > new/.git/hooks/pre-commit && mkdir .insomnia", "YES"),
+        // From the next call on it is.
+        ("echo x >> new/.git/hooks/pre-commit || rmdir .insomnia", "NO"),
+    ];
+    let world = world_with(attempts.iter().map(|(command, _)| said(command)).collect(), json!({}));
+    ran(world.program("git", ["init", "-q", "sub/deep"]));
+    fs::create_dir(world.project().join("sub/.insomnia")).unwrap();
+    let results = go(&world, &[".:write"]);
+    for ((command, wanted), (_, text)) in attempts.iter().zip(&results) {
+        assert!(text.starts_with(wanted), "{command}: {text}");
+    }
+}
+
+#[test]
+fn a_loan_that_is_not_in_its_place_any_more_is_named() {
+    let spawn = json!({ "name": "SpawnPod", "input": { "name": "child", "task": "hold", "scope": ["a/lent:write"] } });
+    let world = World::new();
+    let reply = |calls: Value| json!({ "tool_calls": calls });
+    let done = json!({ "text": "done" });
+    let main = json!([
+        reply(json!([spawn])),
+        done,
+        reply(json!([call("touch ran")])),
+        done,
+        reply(json!([call("touch ran")])),
+        done
+    ]);
+    world.script(json!({ "main": main, "*": [{ "text": "I hold it" }] }));
+    let provider = json!({ "kind": "script", "file": world.path("script.json") });
+    world.manifest(json!({ "provider": provider, "wake_on_events": false })); // the replies are for our turns
+    world.start(&["--scope", ".:write"]);
+    world.turn("main", "go");
+    fs::rename(world.project().join("a"), world.project().join("b")).unwrap();
+    world.turn("main", "again");
+    let (worked, text) = world.results("main", "Shell").remove(0);
+    assert!(
+        !worked && text.contains("pod \"child\"") && text.contains("a/lent\"") && text.contains("renamed"),
+        "{text}"
+    );
+    assert!(!world.project().join("ran").exists());
+    fs::rename(world.project().join("b"), world.project().join("a")).unwrap();
+    world.turn("main", "once more");
+    assert!(world.results("main", "Shell").remove(1).0 && world.project().join("ran").exists());
 }
 
 #[test]
