@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::doors::terminal::{answer, answer_line, talk_line};
 use crate::heart::pod::{self, NotStarted, Pod, StartOptions};
-use crate::sys::{process, signal};
+use crate::sys::{process, raw, signal};
 use crate::wire::sandbox;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{IdentityError, Life, PodName};
@@ -88,6 +88,7 @@ pub fn main() -> ExitCode {
     if let Some(code) = sandbox::helper_main(&given) {
         return code;
     }
+    raw::keep_heap_small();
     match parse(given.iter().cloned()) {
         Ok(Parsed::Print(text)) => {
             answer(&text);

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,13 +41,17 @@ const MODEL_BYTES_MAX: usize = 256;
 /// How long a new client waits for the slot of a silent one that was cut.
 const EVICTION_LIMIT: Duration = Duration::from_millis(100);
 
+/// A line up to this length is read at once; longer ones, up to `MAX_LINE_BYTES`, only so many at a time.
+const SHORT_LINE_BYTES: usize = 64 << 10;
+const LONG_LINES: usize = 4;
+
 /// Accepts connections on a thread of its own until the process ends.
 ///
 /// # Errors
 /// When the thread cannot be started.
 pub fn serve(listener: UnixListener, context: Arc<PodContext>) -> std::io::Result<()> {
     let run = move || {
-        let slots = Slots::new();
+        let slots = Arc::new(Slots::new());
         for stream in listener.incoming() {
             match stream {
                 Ok(stream) => accept(stream, &context, &slots),
@@ -65,59 +69,76 @@ pub fn serve(listener: UnixListener, context: Arc<PodContext>) -> std::io::Resul
         .map(|_| ())
 }
 
-/// The places for connections. When all are taken, the client that has been silent longest makes room, so that
-/// clients which connect and say nothing keep nobody out.
+/// The places for connections. When all are taken, a client that lets us wait makes room, the oldest first, so that
+/// clients which connect and say nothing, or do not read their answer, keep nobody out.
 struct Slots {
-    free: Receiver<()>,
-    give_back: crossbeam_channel::Sender<()>,
-    // A channel will not do: each connection takes itself out, from the middle, once it has spoken.
-    silent: Arc<Mutex<VecDeque<(u64, UnixStream)>>>,
+    free: (crossbeam_channel::Sender<()>, Receiver<()>),
+    /// Holds one for each connection that reads a long line.
+    long_lines: (crossbeam_channel::Sender<()>, Receiver<()>),
+    // A channel will not do: each connection takes itself out, from the middle, at its end.
+    open: Mutex<VecDeque<(u64, UnixStream, Arc<AtomicBool>)>>,
     opened: AtomicU64,
 }
 
 /// One place, held by a connection for as long as it lives.
 struct Slot {
     number: u64,
-    silent: Arc<Mutex<VecDeque<(u64, UnixStream)>>>,
-    give_back: crossbeam_channel::Sender<()>,
+    slots: Arc<Slots>,
+    /// Whether its client is to say something or to read, so that it may be cut for another.
+    lets_wait: Arc<AtomicBool>,
 }
 
 impl Slots {
     fn new() -> Slots {
-        let (give_back, free) = bounded(MAX_CONNECTIONS);
+        let (free, long_lines) = (bounded(MAX_CONNECTIONS), bounded(LONG_LINES));
         (0..MAX_CONNECTIONS).for_each(|_| {
-            let _ = give_back.try_send(()); // the channel has room for exactly these
+            let _ = free.0.try_send(()); // the channel has room for exactly these
         });
-        Slots { free, give_back, silent: Arc::default(), opened: AtomicU64::new(0) }
+        Slots { free, long_lines, open: Mutex::default(), opened: AtomicU64::new(0) }
     }
 
     /// A place for this connection; `None` when all are taken by clients that are being served.
-    fn take(&self, stream: &UnixStream) -> Option<Slot> {
-        if self.free.try_recv().is_err() {
-            let (_, silent) = lock(&self.silent).pop_front()?;
-            let _ = silent.shutdown(std::net::Shutdown::Both); // its thread sees a close and gives its place back
-            self.free.recv_timeout(EVICTION_LIMIT).ok()?;
+    fn take(self: &Arc<Slots>, stream: &UnixStream) -> Option<Slot> {
+        if self.free.1.try_recv().is_err() {
+            let cut = {
+                let mut open = lock(&self.open);
+                let at = open.iter().position(|(_, _, lets_wait)| lets_wait.load(Ordering::SeqCst))?;
+                open.remove(at)?.1
+            };
+            let _ = cut.shutdown(std::net::Shutdown::Both); // its thread sees a close and gives its place back
+            self.free.1.recv_timeout(EVICTION_LIMIT).ok()?;
         }
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
-        let slot = Slot { number, silent: Arc::clone(&self.silent), give_back: self.give_back.clone() };
+        let lets_wait = Arc::new(AtomicBool::new(true));
         if let Ok(stream) = stream.try_clone() {
-            lock(&self.silent).push_back((number, stream)); // without one it is merely not cut early
+            lock(&self.open).push_back((number, stream, Arc::clone(&lets_wait))); // without it, merely never cut
         }
-        Some(slot)
+        Some(Slot { number, slots: Arc::clone(self), lets_wait })
     }
 }
 
 impl Slot {
-    /// The client has spoken, or is gone: it will not be cut for its silence.
-    fn has_spoken(&self) {
-        lock(&self.silent).retain(|(number, _)| *number != self.number);
+    /// The client's line. A few at a time may have a long one, so that many clients do not fill the memory.
+    fn read_line(&self, lines: &mut LineReader) -> Line {
+        let deadline = Instant::now() + WIRE_TIMEOUT;
+        let mut line = lines.read_line(SHORT_LINE_BYTES, deadline);
+        if line == Line::TooLong {
+            let (begin, end) = &self.slots.long_lines;
+            if begin.send_deadline((), deadline).is_err() {
+                return Line::TimedOut;
+            }
+            line = lines.read_line(MAX_LINE_BYTES, deadline);
+            let _ = end.try_recv(); // ours, or one as good
+        }
+        self.lets_wait.store(false, Ordering::SeqCst);
+        line
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.has_spoken();
-        let _ = self.give_back.try_send(()); // there is room for every place
+        lock(&self.slots.open).retain(|(number, ..)| *number != self.number);
+        let _ = self.slots.free.0.try_send(()); // there is room for every place
     }
 }
 
@@ -125,7 +146,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn accept(mut stream: UnixStream, context: &Arc<PodContext>, slots: &Slots) {
+fn accept(mut stream: UnixStream, context: &Arc<PodContext>, slots: &Arc<Slots>) {
     let Some(slot) = slots.take(&stream) else {
         let reason = format!("{MAX_CONNECTIONS} connections are open already; try again later");
         let reply = Reply::Error(WireError::new(ErrorCode::Busy, reason));
@@ -156,9 +177,7 @@ fn connection(mut stream: UnixStream, context: &PodContext, slot: &Slot) {
         Err(error) => return log::warn!("cannot see who connects: {error}"), // then nobody is served
     }
     let mut lines = LineReader::new(reading);
-    let line = lines.read_line(MAX_LINE_BYTES, Instant::now() + WIRE_TIMEOUT);
-    slot.has_spoken();
-    let request = match line {
+    let request = match slot.read_line(&mut lines) {
         Line::Complete(line) => parse_request(&line),
         Line::TooLong => Err(too_large()),
         Line::Closed => return, // a peer that vanishes is no fault
@@ -173,6 +192,7 @@ fn connection(mut stream: UnixStream, context: &PodContext, slot: &Slot) {
         }
         Ok(request) => {
             let reply = answer(context, request);
+            slot.lets_wait.store(true, Ordering::SeqCst);
             write_reply(&mut stream, &reply);
         }
         Err(refusal) => write_reply(&mut stream, &Reply::Error(refusal)),

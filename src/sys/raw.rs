@@ -1,6 +1,6 @@
 //! System calls without a safe wrapper: the only file that may be unsafe, one block for each call.
 //!
-//! Knows descriptors and numbers. Source: open_tree(2), move_mount(2), mount_setattr(2), close_range(2),
+//! Knows descriptors and numbers. Source: open_tree(2), move_mount(2), mount_setattr(2), mallopt(3), close_range(2),
 //! landlock(7) and their header files.
 
 #![allow(unsafe_code, reason = "neither std nor nix wraps these calls; each block says why it is sound")]
@@ -74,6 +74,19 @@ pub fn put_mount(mount: impl AsFd, place: impl AsFd) -> io::Result<()> {
     // SAFETY: both paths are empty C strings that are not written to.
     let result = unsafe { syscall(libc::SYS_move_mount, mount, c"".as_ptr(), place, c"".as_ptr(), flags) };
     checked(result).map(drop)
+}
+
+/// Lets the allocator keep little: one heap for all threads instead of one each, and large blocks go back to the
+/// system when they are freed. Elsewhere than in glibc it does nothing.
+///
+/// Source: mallopt(3): a threshold that is set does not grow by itself.
+pub fn keep_heap_small() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the call takes two numbers and changes how memory is got, not what is in it.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 10);
+    }
 }
 
 /// Marks every descriptor above 2 to be closed at the next exec, whoever left it open.

@@ -290,7 +290,8 @@ impl Stage {
         assert!(lives(self.main), "{what}: the pod is gone");
         self.end_x(what);
         // Whoever comes next reclaims the dead.
-        world.start(&["--name", "next", "--scope", "s:write"]);
+        let started = world.pod_command(["--name", "next", "--scope", "s:write"]);
+        assert_eq!(started.code, Some(0), "{what}: {}", started.stderr);
         assert_eq!(world.entry("keeper").as_ref(), Some(&self.keeper), "{what}: a living pod is lost");
         wait_until(&format!("{what}: the table fits: {:?}", world.table()), || table_fits(world));
         let ids: BTreeSet<String> = world.table()["allocations"]

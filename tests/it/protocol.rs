@@ -33,13 +33,13 @@ fn code(world: &World, line: &[u8]) -> String {
     reply["error"]["code"].as_str().unwrap_or_else(|| panic!("not refused: {reply}")).to_owned()
 }
 
-fn threads_named(pid: i32, name: &str) -> usize {
+pub fn threads_named(pid: i32, name: &str) -> usize {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let comm = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("comm")).ok();
     tasks.filter_map(|entry| comm(entry.ok()?)).filter(|comm| comm.trim_end() == name).count()
 }
 
-fn descriptors(pid: i32) -> usize {
+pub fn descriptors(pid: i32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
