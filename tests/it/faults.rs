@@ -20,7 +20,9 @@ use insomnia::sys::process::{ErrorOutput, Output, Running};
 use insomnia::words::identity::Life;
 
 use crate::spawn_kills::table_fits;
-use crate::world::{PATIENCE, World, call, calls, has_tool, is_long, lives, skip, spawn, wait_until};
+use crate::world::{
+    PATIENCE, World, call, calls, has_tool, is_at_rest, is_long, lives, skip, spawn, wait_until,
+};
 
 /// What is done while calls fail: by a command under strace from its beginning, or by a pod that strace has come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -260,6 +262,8 @@ impl Stage {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
+        // A thread that comes or goes while strace leaves may stay stopped.
+        wait_until(&format!("{what}: the pod is at rest"), || is_at_rest(self.main));
         kill(Pid::from_raw(strace_pid), Signal::SIGTERM).unwrap();
         strace.wait(Instant::now() + PATIENCE).unwrap_or_else(|error| panic!("{what}: {error}"));
         Some(true)

@@ -32,6 +32,7 @@ mod providers;
 mod readme;
 mod resuming;
 mod shell;
+mod soak;
 mod spawn_kills;
 mod spawning;
 mod stopping;

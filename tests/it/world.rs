@@ -366,6 +366,13 @@ pub fn has_files(pid: i32) -> bool {
     descriptors.any(|mut open| open.next().is_some())
 }
 
+/// Whether a pod has only the threads that it always has.
+pub fn is_at_rest(pid: i32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.all(|name| ["pod", "accept", "signals", "launch deadline"].contains(&name.trim_end()))
+}
+
 /// Waits until something holds that only looking can tell; fails after `PATIENCE`.
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
