@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use crate::heart::turn::{Opening, Worker};
 use crate::heart::watcher;
@@ -19,7 +19,7 @@ use crate::sys::{STACK_BYTES, clock, signal};
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, Heard, NewsKind, State, shutting_down};
 use crate::words::identity::Life;
-use crate::words::limits::{END_DEADLINE, MAX_SUBSCRIBERS};
+use crate::words::limits::{END_DEADLINE, MAX_SUBSCRIBERS, SUBSCRIBER_QUEUE};
 use crate::words::message::{Cause, Item, LoggedItem, TurnResult};
 use crate::words::notification::{Kind, Notice, NoticeBuffer};
 use crate::words::protocol::{
@@ -495,13 +495,12 @@ impl Controller {
 
     /// Sends an event to every subscriber. One whose queue is full is dropped; its connection says so.
     fn show(&mut self, event: StreamEvent) {
-        self.subscribers.retain(|sink| match sink.try_send(event.clone()) {
-            Ok(()) => true,
-            Err(TrySendError::Full(_)) => {
+        self.subscribers.retain(|sink| {
+            let has_room = sink.len() < SUBSCRIBER_QUEUE; // only we fill it
+            if !has_room {
                 log::warn!("dropped a subscriber that does not keep up");
-                false
             }
-            Err(TrySendError::Disconnected(_)) => false,
+            has_room && sink.send(event.clone()).is_ok()
         });
     }
 

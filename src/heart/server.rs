@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
 
 use crate::heart::reports;
 use crate::store::registry::Origin;
@@ -393,7 +393,7 @@ fn status(context: &PodContext) -> Result<StatusReply, WireError> {
 }
 
 fn stream_events(mut stream: UnixStream, lines: LineReader, context: &PodContext, since: Option<u64>) {
-    let (sink, events) = bounded(SUBSCRIBER_QUEUE);
+    let (sink, events) = unbounded(); // the controller puts no more than `SUBSCRIBER_QUEUE` in; a bounded one takes all its memory at once
     let opened = context.mailbox.ask(|reply| Event::Subscribe { since, sink, reply });
     let (reply, logged_until) = match opened {
         Ok(opened) => opened,
