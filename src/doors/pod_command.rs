@@ -53,7 +53,7 @@ const LOG_TAIL_BYTES: u64 = 4 << 10;
 
 /// How the command was asked to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
+pub enum Mode {
     /// Start the background process and wait for its line.
     Launch,
     /// Be the pod, attached to the caller.
@@ -62,15 +62,23 @@ enum Mode {
     Background,
 }
 
+/// What the command was asked to start.
 #[derive(Debug)]
-struct Arguments {
-    mode: Mode,
-    options: StartOptions,
-    overlay: Option<PathBuf>,
+pub struct Arguments {
+    /// How.
+    pub mode: Mode,
+    /// What.
+    pub options: StartOptions,
+    /// Where the overlay is, `-` for standard input.
+    pub overlay: Option<PathBuf>,
 }
 
-enum Parsed {
+/// What a command line asks for.
+#[derive(Debug)]
+pub enum Parsed {
+    /// Print this text.
     Print(String),
+    /// Start a pod.
     Run(Box<Arguments>),
 }
 
@@ -106,7 +114,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Parsed> {
+/// Reads a command line without the program's name.
+///
+/// # Errors
+/// `Error::Usage` with what is not understood.
+pub fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Parsed> {
     let usage = |error: lexopt::Error| Error::Usage(error.to_string());
     let mut parser = lexopt::Parser::from_args(given);
     let mut arguments = Arguments { mode: Mode::Launch, options: StartOptions::default(), overlay: None };

@@ -216,16 +216,45 @@ impl RuntimeDirectory {
 
 /// Makes a path absolute and canonical: links of the longest existing part resolved, `.`, `..`, `//` gone.
 ///
+/// # Errors
+/// As `resolve`, and when a part of the path cannot be looked at.
+pub fn canonical(path: &Path, base: &Path) -> Result<PathBuf> {
+    resolve(&base.join(path), &|place| match std::fs::symlink_metadata(place) {
+        Ok(metadata) if metadata.is_symlink() => std::fs::read_link(place)
+            .map(Place::Link)
+            .map_err(|source| Error::io(format!("read link \"{}\"", place.display()), source)),
+        Ok(metadata) if metadata.is_dir() => Ok(Place::Directory),
+        Ok(_) => Ok(Place::File),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Place::Nothing),
+        Err(source) => Err(Error::io(format!("look at \"{}\"", place.display()), source)),
+    })
+}
+
+/// What is at a path, its last link not followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// Nothing yet.
+    Nothing,
+    /// A directory.
+    Directory,
+    /// Something that has nothing below it.
+    File,
+    /// A link with this target.
+    Link(PathBuf),
+}
+
+/// The path without links, `.`, `..` and `//` in the tree that `look` sees, which is only asked for absolute paths
+/// in normal form. Pure, and fuzzed.
+///
 /// What does not exist yet is taken as written, with `..` removing the part before it.
 ///
 /// # Errors
-/// When a link leads in a circle or a part of the path cannot be looked at.
-pub fn canonical(path: &Path, base: &Path) -> Result<PathBuf> {
-    let whole = base.join(path);
+/// When a link leads in a circle, the path leads through a file, or `look` fails.
+pub fn resolve(whole: &Path, look: &dyn Fn(&Path) -> Result<Place>) -> Result<PathBuf> {
     let told = |reason: &str| {
         Error::told(format!("path \"{}\" {reason}", escape_name(whole.as_os_str().as_encoded_bytes())))
     };
-    let mut todo: VecDeque<OsString> = components(&whole);
+    let mut todo: VecDeque<OsString> = components(whole);
     let mut real = PathBuf::from("/");
     let mut links = 0;
     while let Some(part) = todo.pop_front() {
@@ -234,14 +263,12 @@ pub fn canonical(path: &Path, base: &Path) -> Result<PathBuf> {
             continue;
         }
         let next = real.join(&part);
-        match std::fs::symlink_metadata(&next) {
-            Ok(metadata) if metadata.is_symlink() => {
+        match look(&next)? {
+            Place::Link(target) => {
                 links += 1;
                 if links > LINKS_MAX {
                     return Err(told("goes through too many links"));
                 }
-                let target = std::fs::read_link(&next)
-                    .map_err(|source| Error::io(format!("read link \"{}\"", next.display()), source))?;
                 if target.is_absolute() {
                     real = PathBuf::from("/");
                 }
@@ -249,12 +276,10 @@ pub fn canonical(path: &Path, base: &Path) -> Result<PathBuf> {
                 todo = components(&target);
                 todo.extend(rest);
             }
-            Ok(metadata) if !metadata.is_dir() && !todo.is_empty() => {
+            Place::File if !todo.is_empty() => {
                 return Err(told(&format!("leads through \"{}\", which is no directory", next.display())));
             }
-            Ok(_) => real = next,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => real = next,
-            Err(source) => return Err(Error::io(format!("look at \"{}\"", next.display()), source)),
+            Place::File | Place::Directory | Place::Nothing => real = next,
         }
     }
     Ok(real)

@@ -163,8 +163,7 @@ impl FileDesk {
         Ok(text)
     }
 
-    /// Walks from `path`, the pod's directory by default. A pattern that begins with `/` names its own start: its
-    /// names before the first with a star, question mark or bracket.
+    /// Walks from `path`, the pod's directory by default. A pattern that begins with `/` names its own start.
     fn walk_from(
         &self,
         scope: &EffectiveScope,
@@ -176,10 +175,8 @@ impl FileDesk {
         let path = path.unwrap_or_else(|| ".".to_owned());
         let (path, pattern) = match pattern {
             Some(pattern) if pattern.starts_with('/') => {
-                let wild = pattern.find(['*', '?', '[']).unwrap_or(pattern.len());
-                let end = pattern.get(..wild).and_then(|plain| plain.rfind('/')).unwrap_or(0);
-                let (start, rest) = pattern.split_at(end);
-                (format!("{start}/"), Some(format!(".{rest}"))) // matched as a whole path, also when it is one name
+                let (start, rest) = split_absolute(&pattern);
+                (start, Some(rest))
             }
             pattern => (path, pattern),
         };
@@ -187,6 +184,16 @@ impl FileDesk {
         let found = self.find(&path)?;
         found.attempt("list", || Walk::run(self, scope, &found, glob, cancel, each))
     }
+}
+
+/// Where a pattern that begins with `/` starts: its names before the first with a star, question mark or bracket;
+/// and the rest, relative to there.
+#[must_use]
+pub fn split_absolute(pattern: &str) -> (String, String) {
+    let wild = pattern.find(['*', '?', '[']).unwrap_or(pattern.len());
+    let end = pattern.get(..wild).and_then(|plain| plain.rfind('/')).unwrap_or(0);
+    let (start, rest) = pattern.split_at(end);
+    (format!("{start}/"), format!(".{rest}")) // matched as a whole path, also when it is one name
 }
 
 /// An opened file, if it is worth searching.

@@ -23,7 +23,7 @@ use crate::words::text::harmless_line;
 
 pub mod anthropic;
 pub mod child;
-mod command;
+pub mod command;
 mod conversation;
 mod curl;
 pub mod failure;

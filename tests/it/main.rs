@@ -19,6 +19,7 @@ mod examples;
 mod faults;
 mod files;
 mod history;
+mod fuzz_replay;
 mod launch;
 mod lessons;
 mod lock_faults;

@@ -39,16 +39,8 @@ impl CommandModel {
         let mut child = self.start(request)?;
         let (mut reply, mut line) = (Reply::default(), Vec::new());
         while let Some(piece) = child.piece(cancel)? {
-            for part in piece.split_inclusive(|&byte| byte == b'\n') {
-                line.extend_from_slice(part);
-                if !part.ends_with(b"\n") {
-                    continue;
-                }
-                let progress = take(&mut reply, &std::mem::take(&mut line))?;
-                reply.stream(on_text);
-                if progress == Progress::Complete {
-                    return Ok(reply.finish());
-                }
+            if take_piece(&mut reply, &mut line, &piece, on_text)? == Progress::Complete {
+                return Ok(reply.finish());
             }
         }
         // The last line may lack its newline.
@@ -85,6 +77,29 @@ impl CommandModel {
             .input_file(File::open(&file.path).map_err(failed)?);
         Child::start(program, file, "the model program", self.patience).map_err(failed)
     }
+}
+
+/// Takes the next piece of the output; `line` keeps what has no newline yet.
+///
+/// # Errors
+/// When a line is an error report, or no event of this protocol.
+pub fn take_piece(
+    reply: &mut Reply,
+    line: &mut Vec<u8>,
+    piece: &[u8],
+    on_text: OnText,
+) -> Result<Progress, Failure> {
+    for part in piece.split_inclusive(|&byte| byte == b'\n') {
+        line.extend_from_slice(part);
+        if part.ends_with(b"\n") {
+            let progress = take(reply, &std::mem::take(line))?;
+            reply.stream(on_text);
+            if progress == Progress::Complete {
+                return Ok(progress);
+            }
+        }
+    }
+    Ok(Progress::More)
 }
 
 /// Takes one event line.

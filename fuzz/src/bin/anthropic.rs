@@ -1,0 +1,5 @@
+//! Fuzzes `models::anthropic`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| insomnia_fuzz::models::anthropic(bytes));

@@ -1,0 +1,5 @@
+//! Fuzzes `models::sse`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| insomnia_fuzz::models::sse(bytes));
