@@ -111,16 +111,32 @@ fn the_default_build_has_eight_direct_dependencies_and_at_most_thirty_crates() {
     let expected =
         ["crossbeam-channel", "env_logger", "lexopt", "log", "nix", "serde", "serde_json", "signal-hook"];
     assert_eq!(names, expected);
+    let crates = dependencies("normal,build", "{p}");
+    assert!(crates.len() > 8 && crates.len() <= 30, "{} crates: {crates:?}", crates.len());
+}
+
+/// Each part of a licence joined by AND must leave a choice that asks for no more than its text to be kept.
+#[test]
+fn every_dependency_may_be_passed_on_under_our_licences() {
+    const FREE: [&str; 3] = ["MIT", "Apache-2.0", "Unicode-3.0"];
+    let crates = dependencies("normal,build,dev", "{l}; {p}");
+    assert!(crates.len() > 30, "{} crates: {crates:?}", crates.len());
+    for line in crates {
+        let licence = line.split(';').next().unwrap().replace('/', " OR ").replace(['(', ')'], "");
+        let is_free = |part: &str| part.split(" OR ").any(|choice| FREE.contains(&choice));
+        assert!(licence.split(" AND ").all(is_free), "{line}");
+    }
+}
+
+/// What the default build depends on by these edges, a line in this form for each crate.
+fn dependencies(edges: &str, form: &str) -> BTreeSet<String> {
     let tree = insomnia::sys::process::Program::new(
         env!("CARGO"),
-        ["tree", "--edges", "normal,build", "--prefix", "none", "--no-dedupe", "--offline"],
+        ["tree", "--edges", edges, "--prefix", "none", "--no-dedupe", "--offline", "--format", form],
     );
     let ran = crate::world::ran(tree.directory(Path::new(env!("CARGO_MANIFEST_DIR"))));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let mut crates: Vec<&str> = ran.stdout.lines().filter_map(|line| line.split(' ').next()).collect();
-    crates.sort_unstable();
-    crates.dedup();
-    assert!(crates.len() > 8 && crates.len() <= 30, "{} crates: {crates:?}", crates.len());
+    ran.stdout.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).collect()
 }
 
 fn document(name: &str) -> String {
