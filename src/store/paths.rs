@@ -396,9 +396,32 @@ mod tests {
         let outside = canonical(Path::new("none/../../other/x"), &w).unwrap();
         assert_eq!(outside, w.parent().unwrap().join("other/x"));
         check("link/new/deep", "src/new/deep");
-        assert!(canonical(Path::new("loop1/x"), &w).is_err());
-        assert!(canonical(Path::new("file/x"), &w).is_err());
+        let refused = |text: &str, reason: &str| {
+            let error = canonical(Path::new(text), &w).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        };
+        refused("loop1/x", "too many links");
+        refused("file/x", "leads through");
+        refused(&"n".repeat(300), "look at");
         assert!(canonical_rule("file:write", &w).is_err());
+        let rules = canonical_rules(["src:write", "link:write", "src/a:read:flat"], &w).unwrap();
+        let rules: Vec<String> = rules.iter().map(Rule::to_string).collect();
+        let w = w.display();
+        assert_eq!(rules, [format!("{w}/src:write:recursive"), format!("{w}/src/a:read:flat")]);
+    }
+
+    #[test]
+    fn p03_forty_links_are_followed_and_no_more() {
+        let links_from = |start: usize| {
+            let look = |place: &Path| {
+                let number: usize = place.file_name().unwrap().to_str().unwrap().parse().unwrap();
+                let next = number.checked_sub(1).map(|next| Place::Link(next.to_string().into()));
+                Ok(next.unwrap_or(Place::Directory))
+            };
+            resolve(Path::new(&format!("/{start}")), &look).ok()
+        };
+        assert_eq!(links_from(40), Some("/0".into()));
+        assert_eq!(links_from(41), None);
     }
 
     #[test]
@@ -406,13 +429,26 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let place = tempfile::tempdir().unwrap();
         let good = place.path().join("good");
-        RuntimeDirectory::open_or_create(&good).unwrap();
+        let opened = RuntimeDirectory::open_or_create(&good).unwrap();
+        assert_eq!(opened.path(), good);
         symlink(&good, place.path().join("link")).unwrap();
-        assert!(RuntimeDirectory::open_or_create(&place.path().join("link")).is_err());
+        let refused = |name: &str, reason: &str| {
+            let error = RuntimeDirectory::open_or_create(&place.path().join(name)).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        };
+        refused("link", "it must be a directory and no link");
+        refused(&"n".repeat(300), "cannot create");
+        let missing = RuntimeDirectory::open(&place.path().join("none")).unwrap_err().to_string();
+        assert!(missing.contains("cannot open"), "{missing}");
         std::fs::set_permissions(&good, std::fs::Permissions::from_mode(0o777)).unwrap();
         let error = RuntimeDirectory::open_or_create(&good).unwrap_err().to_string();
         assert!(error.contains("0777") && error.contains("chmod 700"), "{error}");
         assert!(RuntimeDirectory::open_or_create(&place.path().join("file")).is_ok());
+        assert!(opened.is_in_place());
+        std::fs::rename(&good, place.path().join("away")).unwrap();
+        assert!(!opened.is_in_place(), "its path leads nowhere");
+        std::fs::create_dir(&good).unwrap();
+        assert!(!opened.is_in_place(), "its path leads to another");
     }
 
     #[test]
@@ -434,6 +470,10 @@ mod tests {
             ["/:write", ".:write", "run:write", "run/x:write", ".local:write", ".config/insomnia/a:write"]
         {
             check(bad, false);
+        }
+        for whole in ["/:write", ".:write"] {
+            let error = directories.check_scope(&canonical_rule(whole, &home).unwrap()).unwrap_err();
+            assert!(error.to_string().contains("itself; give a directory below it"), "{error}");
         }
         for good in ["work:write", "/:read", ".local/share:write", "runner:write"] {
             check(good, true);

@@ -738,6 +738,10 @@ pub(crate) mod tests {
         check(&mut table, Limits { depth: 3, ..Limits::default() }, "limits.depth");
         check(&mut table, Limits { pods_per_spawner: 0, ..Limits::default() }, "limits.pods_per_spawner");
         check(&mut table, Limits { pods_per_user: 3, ..Limits::default() }, "limits.pods_per_user");
+        let limits = Limits { depth: 4, pods_per_spawner: 1, ..Limits::default() };
+        table.lend(entry("x", 9, &[], Some("leaf")), &limits).unwrap();
+        let deeper = table.lend(entry("y", 10, &[], Some("x")), &limits).unwrap_err().to_string();
+        assert!(deeper.contains("at depth 5: the limit is 4"), "{deeper}");
     }
 
     #[test]
@@ -748,6 +752,9 @@ pub(crate) mod tests {
         let reservation = reserved.life.clone();
         table.lend(reserved, &Limits::default()).unwrap();
         let life = Life::new("f".repeat(32)).unwrap();
+        for other in [life.clone(), table.get(&id("mid")).unwrap().life.clone()] {
+            assert!(table.adopt(&other, life.clone(), Pid::new(77).unwrap(), 5).is_err());
+        }
         let adopted = table.adopt(&reservation, life.clone(), Pid::new(77).unwrap(), 5).unwrap();
         assert_eq!((adopted.life, adopted.state), (life.clone(), AllocationState::Live));
         assert!(table.adopt(&reservation, life, Pid::new(78).unwrap(), 5).is_err());
@@ -778,9 +785,10 @@ pub(crate) mod tests {
         orphan.spawned_by = Some("root/1".into());
         table.register(orphan, &limits).unwrap();
         table.register(entry("other", 3, &["/w/b:write"], None), &limits).unwrap();
-        let resumed = table.resume(entry("root", 9, &["/w:write"], None), "root/1", &limits).unwrap();
+        let old = entry("root", 9, &["/w:write", "/w:read", "/z:write"], Some("late"));
+        let resumed = table.resume(old, "root/1", &limits).unwrap();
         table.validate().unwrap();
-        assert!(resumed.entry.scope_allow.is_empty());
+        assert_eq!((resumed.entry.scope_allow.len(), resumed.entry.delegated_from), (2, None));
         assert_eq!(table.get(&id("kid")).unwrap().delegated_from, None);
     }
 
@@ -789,20 +797,77 @@ pub(crate) mod tests {
         let good = family().to_text();
         assert_eq!(AllocationTable::parse(good.as_bytes()).unwrap(), family());
         let twice = good.replace("\"pod_id\":\"mid\"", "\"pod_id\":\"root\"");
+        let life = good.replace(&format!("{:032x}", 2), &format!("{:032x}", 1));
         let circle = good.replacen("\"delegated_from\":null", "\"delegated_from\":\"leaf\"", 1);
         let stranger = good.replace("\"delegated_from\":\"mid\"", "\"delegated_from\":\"ghost\"");
         let overlap = good.replace("\"delegated_from\":\"root\"", "\"delegated_from\":null");
         let outside = good.replace("/w/a/b:write", "/x:write");
         let pid = good.replace("\"pid\":1001", "\"pid\":1");
         let spaces = " ".repeat(1 << 20);
-        for bad in
-            ["", "{", "null", "[]", "{}", &twice, &circle, &stranger, &overlap, &outside, &pid, &spaces]
-        {
+        for (bad, fault) in [
+            ("", "is empty"),
+            ("{", "no valid table"),
+            ("null", "no valid table"),
+            ("[]", "no valid table"),
+            ("{}", "no valid table"),
+            (&twice, "in it twice"),
+            (&life, "two entries have the life"),
+            (&circle, "form a circle"),
+            (&stranger, "\"ghost\" that is not in it"),
+            (&overlap, "both hold \"/w/a\""),
+            (&outside, "not inside the scope"),
+            (&pid, "below 2"),
+            (&spaces, "is empty"),
+        ] {
             let error = AllocationTable::parse(bad.as_bytes()).unwrap_err();
-            assert!(matches!(error, TableError::Invalid(_)), "{error}");
+            assert!(matches!(&error, TableError::Invalid(reason) if reason.contains(fault)), "{error}");
         }
         let newer = good.replace("\"version\": 1", "\"version\": 2");
         assert_eq!(AllocationTable::parse(newer.as_bytes()), Err(TableError::Newer(2)));
+    }
+
+    #[test]
+    fn two_writers_are_found_in_any_order_and_between_others() {
+        let check = |roots: &[&str], good: bool| {
+            let entries = (1..).zip(roots).map(|(n, rule)| entry(&format!("p{n}"), n, &[rule], None));
+            let table = AllocationTable { allocations: entries.collect(), ..AllocationTable::default() };
+            assert_eq!(table.validate().is_ok(), good, "{roots:?}");
+        };
+        check(&["/w/a:write", "/w:write"], false);
+        check(&["/w:write", "/w-x:write", "/w/a:write"], false);
+        check(&["/w:write:flat", "/w/a/b:write", "/w-x:write", "/w/a.b/c:write"], true);
+    }
+
+    #[test]
+    fn the_pods_above_below_and_along_a_path_are_told_in_order() {
+        let table = family();
+        let ids = |found: Vec<&Allocation>| found.iter().map(|a| a.pod_id.to_string()).collect::<Vec<_>>();
+        assert_eq!(ids(table.subtree(&id("root"))), ["mid", "leaf"]);
+        assert_eq!(ids(table.ancestors(&id("leaf"))), ["mid", "root"]);
+        assert_eq!(ids(table.holders("/w/a/b/f")), ["root", "mid", "leaf"]);
+        assert_eq!(ids(table.holders("/w/a")), ["root", "mid"]);
+        assert!(table.holders("/x").is_empty() && table.subtree(&id("leaf")).is_empty());
+    }
+
+    #[test]
+    fn each_id_life_and_rule_is_registered_once() {
+        let mut table = family();
+        let name = PodName::new("mid").unwrap();
+        assert_eq!(table.free_id(&PodName::new("new").unwrap()), id("new"));
+        assert_eq!(table.free_id(&name), id("mid-2"));
+        for bad in [
+            entry("mid", 9, &[], None),
+            entry("mid-2", 2, &[], None),
+            entry("mid-2", 9, &[], Some("root")),
+            entry("mid-2", 9, &["/x:write", "/y:write", "/x:write"], None),
+        ] {
+            let before = table.clone();
+            assert!(matches!(table.register(bad, &Limits::default()), Err(Refusal::Entry(_))));
+            assert_eq!(table, before);
+        }
+        let good = entry("mid-2", 9, &["/x:write", "/y:write"], None);
+        table.register(good.clone(), &Limits::default()).unwrap();
+        assert_eq!((table.by_life(&good.life), table.free_id(&name)), (Some(&good), id("mid-3")));
     }
 
     #[test]

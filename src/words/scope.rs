@@ -300,6 +300,8 @@ mod tests {
         check("/a:b c:write:recursive", "/a:b c:write:recursive");
         check("/日本:write", "/日本:write:recursive");
         check("/:read", "/:read:recursive");
+        let flat = rule("/a/b:read:flat");
+        assert_eq!((flat.path(), flat.access(), flat.reach()), ("/a/b", Access::Read, Reach::Flat));
     }
 
     #[test]
@@ -360,6 +362,18 @@ mod tests {
         assert_eq!(scope.judge_loan(&rule("/w/docs:write")), Verdict::Allowed);
         assert_eq!(scope.judge_loan(&rule("/etc:write")), Verdict::Outside);
         assert_eq!(scope.judge_loan(&rule("/etc:read")), Verdict::Allowed);
+    }
+
+    #[test]
+    fn only_the_whole_tree_is_everything() {
+        let check = |rules: &[&str], expected: bool| {
+            let allow = rules.iter().map(|text| rule(text)).collect();
+            assert_eq!(EffectiveScope { allow, lent: Vec::new() }.reads_everywhere(), expected, "{rules:?}");
+        };
+        check(&["/w:write", "/:read"], true);
+        check(&["/:read:flat"], false);
+        check(&["/usr:read", "/w:write"], false);
+        check(&[], false);
     }
 
     #[test]
