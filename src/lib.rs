@@ -95,8 +95,11 @@ pub mod doors {
     pub mod cli;
     pub mod commands;
     pub mod demo;
+    pub mod doctor;
     pub mod find;
     pub mod follow;
+    pub mod list;
+    pub mod manual;
     pub mod pod_command;
     pub mod run;
     pub mod scope;

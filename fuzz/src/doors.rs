@@ -37,7 +37,7 @@ pub fn command_line(bytes: &[u8]) {
 fn insomnia_comes_back(command: &Command, found: &Given) {
     assert!(found.words.len() <= command.arguments.split_whitespace().count());
     let mut again: Vec<OsString> = command.name.split(' ').map(OsString::from).collect();
-    for flag in command.flags {
+    for flag in &command.flags {
         again.extend(found.values(flag.name).map(|value| format!("--{}={value}", flag.name).into()));
         again.extend(
             (flag.value.is_empty() && found.has(flag.name)).then(|| format!("--{}", flag.name).into()),
@@ -47,7 +47,7 @@ fn insomnia_comes_back(command: &Command, found: &Given) {
     again.extend(found.words.iter().map(OsString::from));
     let Ok(Asked::Run(same, twice)) = commands::parse(again) else { panic!("{found:?}") };
     assert_eq!((same.name, &twice.words), (command.name, &found.words));
-    for flag in command.flags {
+    for flag in &command.flags {
         assert_eq!(twice.has(flag.name), found.has(flag.name));
         assert!(twice.values(flag.name).eq(found.values(flag.name)));
     }
@@ -56,6 +56,7 @@ fn insomnia_comes_back(command: &Command, found: &Given) {
 fn pod_comes_back(arguments: &Arguments) {
     let Arguments { mode, options, overlay } = arguments;
     let mut again: Vec<OsString> = Vec::new();
+    again.extend((*mode == Mode::Background).then(|| "--background-of-launch".into())); // comes first
     let mut add =
         |name: &str, value: &OsStr| again.extend([OsString::from(format!("--{name}")), value.to_owned()]);
     options.name.iter().for_each(|value| add("name", value.as_str().as_ref()));
@@ -68,7 +69,6 @@ fn pod_comes_back(arguments: &Arguments) {
     overlay.iter().for_each(|value| add("overlay", value.as_os_str()));
     again.extend(options.resume.then(|| "--resume".into()));
     again.extend((*mode == Mode::Foreground).then(|| "--foreground".into()));
-    again.extend((*mode == Mode::Background).then(|| "--background-of-launch".into()));
     let Ok(Parsed::Run(twice)) = pod_command::parse(again) else { panic!("{arguments:?}") };
     assert_eq!(format!("{twice:?}"), format!("{arguments:?}"));
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use crate::doors::commands::{self, Asked, Command, Given};
 use crate::doors::find::Machine;
 use crate::doors::terminal::{answer, talk_line};
-use crate::doors::{demo, run, scope, talk};
+use crate::doors::{demo, doctor, list, manual, run, scope, talk};
 use crate::words::error::{Error, Result};
 
 /// Runs the command: 0 done, 1 the answer is no or it failed, 2 wrong usage.
@@ -35,13 +35,27 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(command: &Command, given: &Given) -> Result<bool> {
-    if command.name == "demo" {
-        return demo::run();
+    match command.name {
+        "demo" => return demo::run(),
+        "doctor" => return doctor::run(given),
+        "man" => {
+            answer(&manual::manual());
+            return Ok(true);
+        }
+        "completions" => {
+            let shell = given.word(0, "the name of the shell")?;
+            let text = manual::completions(shell);
+            answer(&text.ok_or_else(|| Error::Usage(format!("\"{shell}\" is none of bash, zsh and fish")))?);
+            return Ok(true);
+        }
+        _ => {}
     }
     let machine = Machine::open()?;
     match command.name {
         "run" => run::run(&machine, given),
-        "list" => talk::list(&machine, given),
+        "list" => list::list(&machine, given),
+        "show" => list::show(&machine, given),
+        "prune" => list::prune(&machine, given),
         "send" => talk::send(&machine, given),
         "read" => talk::read(&machine, given),
         "history" => talk::history(&machine, given),

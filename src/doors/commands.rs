@@ -1,9 +1,96 @@
-//! The commands of `insomnia` as one table, from which help and the reading of arguments come.
+//! The commands of `insomnia` as one text, from which come help, the reading of arguments, completions and the
+//! manual page.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::sync::LazyLock;
 
 use crate::words::error::{Error, Result};
+
+/// All commands in the order in which help shows them: name, arguments and purpose; options; a line that works.
+const TABLE: &str = "\
+run [TASK]: start a root pod here, follow it until its pods are quiet, then end them; without TASK, each line of input is one
+  --name NAME         its name (default: main)
+  --dir DIR           its working directory (default: this one)
+  --scope RULE        what it may write, PATH:write; repeat it (default: its working directory)
+  --read-only         no write scope at all
+  --model MODEL       the model
+  --provider KIND     anthropic, openai, script or command
+  --instruction NAME  $insomnia/NAME, $user/NAME, $project/NAME or a path
+  --manifest FILE     settings over the user's and the project's
+  --keep              leave the pods running at the end
+  --detach            return as soon as the task is accepted
+  --quiet             only the final answer
+  --json              only the events as JSON, one a line
+  Example: insomnia run 'write tests for src/parser.rs and make them pass'
+list: list the living pods
+  --all               also those that have ended
+  --json              print JSON
+  Example: insomnia list --all
+send POD TEXT: send text to a pod: starts a turn, or reaches the running one
+  --wait              follow that turn to its end and print the answer
+  --quiet             with --wait, only the answer
+  --json              print JSON
+  Example: insomnia send main 'now fix the warnings' --wait
+read POD: print what a pod's model has said in its latest turn
+  --since N           everything since item N
+  --json              print JSON
+  Example: insomnia read coder
+history POD: print a pod's history
+  --since N           from item N on
+  --json              print JSON
+  Example: insomnia history main --since 20
+log POD: print a pod's log
+  --json              print JSON
+  Example: insomnia log main
+show POD: print a pod's settings as resolved, and where each comes from
+  --json              print JSON
+  Example: insomnia show main
+attach POD: follow a pod's conversation from now on, in plain lines
+  --since N           from item N on
+  --quiet             only what the model says
+  --json              only the events as JSON, one a line
+  Example: insomnia attach coder
+stop POD: end a pod and wait until its scope is back
+  --tree              and every pod below it
+  --kill              do not ask, kill
+  --json              print JSON
+  Example: insomnia stop main --tree
+cancel POD: stop the running turn of a pod
+  --json              print JSON
+  Example: insomnia cancel coder
+resume POD: go on after a failed or cancelled turn, or with the session of a pod that ended
+  --json              print JSON
+  Example: insomnia resume coder
+set POD model NAME: let a pod ask another model of its provider from now on
+  --json              print JSON
+  Example: insomnia set coder model gpt-5-mini
+scope list: show who holds which scope, and what is lent
+  --json              print JSON
+  Example: insomnia scope list
+scope who PATH: tell who may write a path now, and why
+  --json              print JSON
+  Example: insomnia scope who src/parser.rs
+scope repair: rebuild a damaged scope.lock from the pods that live, keeping the bad file aside
+  --json              print JSON
+  Example: insomnia scope repair
+doctor: check that pods can run here, and say what to do where not
+  --json              print JSON
+  Example: insomnia doctor
+prune: remove the sessions of pods that ended long ago, never of one that lives
+  --older-than AGE    ended so long ago, such as 12h, 30d or 0d (default: 30d)
+  --dry-run           only say what would be removed
+  --json              print JSON
+  Example: insomnia prune --older-than 7d --dry-run
+demo: watch pods lend, write, crash and hand back, without a key or network
+  Example: insomnia demo
+completions bash|zsh|fish: print what a shell needs to complete these commands
+  Example: insomnia completions bash
+man: print the manual page, for man -l or a file in man1
+  Example: insomnia man
+";
+
+const PROGRAM: &str = "insomnia ";
 
 /// One option of a command.
 #[derive(Debug, Clone, Copy)]
@@ -17,7 +104,7 @@ pub struct Flag {
 }
 
 /// One command.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Command {
     /// Its words, such as `scope list`.
     pub name: &'static str,
@@ -25,146 +112,39 @@ pub struct Command {
     pub arguments: &'static str,
     /// What it does, in one line.
     pub about: &'static str,
-    /// Its options.
-    pub flags: &'static [Flag],
+    /// Its options, `--help` last.
+    pub flags: Vec<Flag>,
     /// A line that works.
     pub example: &'static str,
 }
 
-const fn flag(name: &'static str, value: &'static str, about: &'static str) -> Flag {
-    Flag { name, value, about }
+/// All commands of `insomnia`.
+pub static COMMANDS: LazyLock<Vec<Command>> = LazyLock::new(|| read_table(TABLE));
+
+/// Reads commands from a text like that of `insomnia`.
+#[must_use]
+pub fn read_table(text: &'static str) -> Vec<Command> {
+    let mut commands: Vec<Command> = Vec::new();
+    for line in text.lines() {
+        let (line, last) = (line.trim_start(), commands.last_mut().filter(|_| line.starts_with("  ")));
+        if let Some(example) = line.strip_prefix("Example: ") {
+            last.into_iter().for_each(|command| command.example = example);
+        } else if let Some((usage, about)) = line.strip_prefix("--").and_then(|flag| flag.split_once("  ")) {
+            let (name, value) = usage.split_once(' ').unwrap_or((usage, ""));
+            let flag = Flag { name, value, about: about.trim() };
+            last.into_iter().for_each(|command| command.flags.insert(command.flags.len() - 1, flag));
+        } else if let Some((usage, about)) = line.split_once(": ") {
+            let is_argument = |c: char| c.is_uppercase() || "[|".contains(c);
+            let begin = usage.split(' ').find(|word| word.contains(is_argument));
+            let (name, arguments) =
+                begin.map_or((usage, ""), |word| usage.split_at(usage.find(word).unwrap_or(usage.len())));
+            let help = Flag { name: "help", value: "", about: "this text" };
+            let (name, flags) = (name.trim(), vec![help]);
+            commands.push(Command { name, arguments, about, flags, example: "" });
+        }
+    }
+    commands
 }
-
-const JSON: Flag = flag("json", "", "print JSON");
-
-/// All commands, in the order in which help shows them.
-pub const COMMANDS: &[Command] = &[
-    Command {
-        name: "run",
-        arguments: "[TASK]",
-        about: "start a root pod here, follow it until its pods are quiet, then end them; without TASK, each line of input is one",
-        flags: &[
-            flag("name", "NAME", "its name (default: main)"),
-            flag("dir", "DIR", "its working directory (default: this one)"),
-            flag(
-                "scope",
-                "RULE",
-                "what it may write, PATH:write; repeat it (default: its working directory)",
-            ),
-            flag("read-only", "", "no write scope at all"),
-            flag("model", "MODEL", "the model"),
-            flag("provider", "KIND", "anthropic, openai, script or command"),
-            flag("instruction", "NAME", "$insomnia/NAME, $user/NAME, $project/NAME or a path"),
-            flag("manifest", "FILE", "settings over the user's and the project's"),
-            flag("keep", "", "leave the pods running at the end"),
-            flag("detach", "", "return as soon as the task is accepted"),
-            flag("quiet", "", "only the final answer"),
-            flag("json", "", "print the events as JSON, one a line"),
-        ],
-        example: "insomnia run 'write tests for src/parser.rs and make them pass'",
-    },
-    Command {
-        name: "list",
-        arguments: "",
-        about: "list the living pods",
-        flags: &[flag("all", "", "also those that have ended"), JSON],
-        example: "insomnia list --all",
-    },
-    Command {
-        name: "send",
-        arguments: "POD TEXT",
-        about: "send text to a pod: starts a turn, or reaches the running one",
-        flags: &[flag("wait", "", "wait for the end of that turn and print the answer"), JSON],
-        example: "insomnia send main 'now fix the warnings' --wait",
-    },
-    Command {
-        name: "read",
-        arguments: "POD",
-        about: "print what a pod's model has said in its latest turn",
-        flags: &[flag("since", "N", "everything since item N"), JSON],
-        example: "insomnia read coder",
-    },
-    Command {
-        name: "history",
-        arguments: "POD",
-        about: "print a pod's history",
-        flags: &[flag("since", "N", "from item N on"), JSON],
-        example: "insomnia history main --since 20",
-    },
-    Command {
-        name: "log",
-        arguments: "POD",
-        about: "print a pod's log",
-        flags: &[JSON],
-        example: "insomnia log main",
-    },
-    Command {
-        name: "attach",
-        arguments: "POD",
-        about: "follow a pod's conversation from now on, in plain lines",
-        flags: &[
-            flag("since", "N", "from item N on"),
-            flag("json", "", "print the events as JSON, one a line"),
-        ],
-        example: "insomnia attach coder",
-    },
-    Command {
-        name: "stop",
-        arguments: "POD",
-        about: "end a pod and wait until its scope is back",
-        flags: &[flag("tree", "", "and every pod below it"), flag("kill", "", "do not ask, kill"), JSON],
-        example: "insomnia stop main --tree",
-    },
-    Command {
-        name: "cancel",
-        arguments: "POD",
-        about: "stop the running turn of a pod",
-        flags: &[JSON],
-        example: "insomnia cancel coder",
-    },
-    Command {
-        name: "resume",
-        arguments: "POD",
-        about: "go on after a failed or cancelled turn, or with the session of a pod that ended",
-        flags: &[JSON],
-        example: "insomnia resume coder",
-    },
-    Command {
-        name: "set",
-        arguments: "POD model NAME",
-        about: "let a pod ask another model of its provider from now on",
-        flags: &[JSON],
-        example: "insomnia set coder model gpt-5-mini",
-    },
-    Command {
-        name: "scope list",
-        arguments: "",
-        about: "show who holds which scope, and what is lent",
-        flags: &[JSON],
-        example: "insomnia scope list",
-    },
-    Command {
-        name: "scope who",
-        arguments: "PATH",
-        about: "tell who may write a path now, and why",
-        flags: &[JSON],
-        example: "insomnia scope who src/parser.rs",
-    },
-    Command {
-        name: "scope repair",
-        arguments: "",
-        about: "rebuild a damaged scope.lock from the pods that live, keeping the bad file aside",
-        flags: &[JSON],
-        example: "insomnia scope repair",
-    },
-    Command {
-        name: "demo",
-        arguments: "",
-        about: "watch pods lend, write, crash and hand back, without a key or network",
-        flags: &[],
-        example: "insomnia demo",
-    },
-];
 
 /// What a command line asks for.
 #[derive(Debug)]
@@ -193,7 +173,7 @@ impl Given {
     /// The last value of an option.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&str> {
-        self.values.get(name).and_then(|values| values.last()).map(String::as_str)
+        self.values(name).last()
     }
 
     /// All values of an option.
@@ -221,87 +201,105 @@ impl Given {
     }
 }
 
+impl Command {
+    /// Reads the arguments after this command's name; `None` when help is asked for.
+    ///
+    /// # Errors
+    /// `Error::Usage` with what is not understood, and the nearest option where there is one.
+    pub fn read(&self, words: impl IntoIterator<Item = OsString>) -> Result<Option<Given>> {
+        let usage = |error: lexopt::Error| Error::Usage(error.to_string());
+        let text = |word: OsString| {
+            word.into_string().map_err(|word| Error::Usage(format!("{word:?} is not UTF-8")))
+        };
+        let mut parser = lexopt::Parser::from_args(words);
+        let mut found = Given::default();
+        while let Some(argument) = parser.next().map_err(usage)? {
+            let name = match argument {
+                lexopt::Arg::Short('h') => return Ok(None),
+                lexopt::Arg::Long(name) => name.to_owned(),
+                lexopt::Arg::Value(word) => {
+                    found.words.push(text(word)?);
+                    continue;
+                }
+                lexopt::Arg::Short(_) => return Err(usage(argument.unexpected())),
+            };
+            let Some(flag) = self.flags.iter().find(|flag| flag.name == name) else {
+                let hint = nearest(&name, self.flags.iter().map(|flag| flag.name), "--");
+                return Err(Error::Usage(format!("\"{}\" has no option --{name}{hint}", self.name)));
+            };
+            if flag.name == "help" {
+                return Ok(None);
+            }
+            let values = found.values.entry(flag.name).or_default();
+            if !flag.value.is_empty() {
+                values.push(text(parser.value().map_err(usage)?)?);
+            }
+        }
+        match found.words.get(self.arguments.split_whitespace().count()) {
+            Some(surplus) => Err(Error::Usage(format!("\"{}\" does not expect \"{surplus}\"", self.name))),
+            None => Ok(Some(found)),
+        }
+    }
+
+    /// What `--help` prints; `program` stands before the name.
+    #[must_use]
+    pub fn help(&self, program: &str) -> String {
+        let usage = format!("{program}{} {}", self.name, self.arguments);
+        let flags = self.flags.iter().map(|flag| {
+            let name = format!("--{} {}", flag.name, flag.value);
+            format!("  {name:<20} {}\n", flag.about)
+        });
+        let flags = flags.collect::<String>();
+        format!(
+            "{}: {}\n\nUsage: {} [OPTIONS]\n\n{flags}\nExample: {}\n",
+            self.name,
+            self.about,
+            usage.trim(),
+            self.example
+        )
+    }
+}
+
 /// Reads a command line without the program's name.
 ///
 /// # Errors
-/// `Error::Usage` with what is not understood, and the nearest command where there is one.
+/// `Error::Usage` with what is not understood, and the nearest command or option where there is one.
 pub fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Asked> {
-    let usage = |error: lexopt::Error| Error::Usage(error.to_string());
-    let mut words: Vec<OsString> = given.into_iter().collect();
-    let first = words.first().and_then(|word| word.to_str()).unwrap_or("--help").to_owned();
-    match first.as_str() {
-        "--help" | "-h" | "help" => {
-            let topic: Vec<_> = words.iter().skip(1).filter_map(|word| word.to_str()).collect();
-            let found = find(&topic.join(" "));
-            return Ok(Asked::Help(found.map_or_else(help, help_of)));
-        }
+    let words: Vec<OsString> = given.into_iter().collect();
+    let word = |at: usize| words.get(at).and_then(|word| word.to_str()).unwrap_or_default();
+    let (is_help, at) = match word(0) {
+        "" | "--help" | "-h" | "help" => (true, 1),
         "--version" | "-V" => return Ok(Asked::Help(format!("insomnia {}\n", env!("CARGO_PKG_VERSION")))),
-        _ => {}
-    }
-    let second = words.get(1).and_then(|word| word.to_str()).unwrap_or_default();
+        _ => (matches!(word(1), "" | "--help" | "-h"), 0),
+    };
+    let (first, second) = (word(at), word(at + 1));
     let two_words = format!("{first} {second}");
-    let command = match (find(&two_words), find(&first)) {
-        (Some(command), _) => {
-            words.drain(..2);
-            command
+    let find = |name: &str| COMMANDS.iter().find(|command| command.name == name);
+    let Some(command) = find(&two_words).or_else(|| find(first)) else {
+        let group: Vec<&Command> =
+            COMMANDS.iter().filter(|command| command.name.split(' ').next() == Some(first)).collect();
+        if is_help && first.is_empty() {
+            return Ok(Asked::Help(help()));
+        } else if is_help && !group.is_empty() {
+            let texts: Vec<String> = group.iter().map(|command| command.help(PROGRAM)).collect();
+            return Ok(Asked::Help(texts.join("\n")));
         }
-        (None, Some(command)) => {
-            words.drain(..1);
-            command
-        }
-        (None, None) if second.is_empty() || second == "--help" => match help_of_group(&first) {
-            Some(help) => return Ok(Asked::Help(help)),
-            None => return Err(Error::Usage(unknown(&first, ""))),
-        },
-        (None, None) => return Err(Error::Usage(unknown(&first, second))),
+        let wanted = if group.is_empty() { first } else { &two_words };
+        let hint = nearest(wanted, COMMANDS.iter().map(|command| command.name), "");
+        return Err(Error::Usage(format!("there is no command \"{wanted}\"{hint}")));
     };
-    let mut parser = lexopt::Parser::from_args(words);
-    let mut found = Given::default();
-    while let Some(argument) = parser.next().map_err(usage)? {
-        let name = match argument {
-            lexopt::Arg::Long("help") | lexopt::Arg::Short('h') => return Ok(Asked::Help(help_of(command))),
-            lexopt::Arg::Long(name) => name.to_owned(),
-            lexopt::Arg::Value(word) => {
-                let word =
-                    word.into_string().map_err(|word| Error::Usage(format!("{word:?} is not UTF-8")))?;
-                found.words.push(word);
-                continue;
-            }
-            lexopt::Arg::Short(_) => return Err(usage(argument.unexpected())),
-        };
-        let Some(flag) = command.flags.iter().find(|flag| flag.name == name) else {
-            return Err(Error::Usage(format!("\"insomnia {}\" has no option --{name}", command.name)));
-        };
-        let values = found.values.entry(flag.name).or_default();
-        if !flag.value.is_empty() {
-            let value = parser.value().map_err(usage)?;
-            values
-                .push(value.into_string().map_err(|value| Error::Usage(format!("{value:?} is not UTF-8")))?);
-        }
-    }
-    let words_max = command.arguments.split_whitespace().count();
-    match found.words.get(words_max) {
-        Some(surplus) => {
-            Err(Error::Usage(format!("\"insomnia {}\" does not expect \"{surplus}\"", command.name)))
-        }
-        None => Ok(Asked::Run(command, found)),
+    let rest = words.iter().skip(at + command.name.split(' ').count()).cloned();
+    match command.read(rest)?.filter(|_| at == 0) {
+        Some(given) => Ok(Asked::Run(command, given)),
+        None => Ok(Asked::Help(command.help(PROGRAM))),
     }
 }
 
-fn find(name: &str) -> Option<&'static Command> {
-    COMMANDS.iter().find(|command| command.name == name)
-}
-
-fn unknown(first: &str, second: &str) -> String {
-    let wanted = if COMMANDS.iter().any(|command| command.name.starts_with(&format!("{first} "))) {
-        format!("{first} {second}")
-    } else {
-        first.to_owned()
-    };
-    let nearest = COMMANDS.iter().map(|command| (distance(&wanted, command.name), command.name)).min();
-    let hint =
-        nearest.filter(|(distance, _)| *distance <= 3).map(|(_, name)| format!("; did you mean \"{name}\"?"));
-    format!("there is no command \"{}\"{}", wanted.trim(), hint.unwrap_or_default())
+/// The nearest of the known names as a question, when it is near enough.
+fn nearest<'a>(wanted: &str, known: impl Iterator<Item = &'a str>, before: &str) -> String {
+    let nearest = known.map(|name| (distance(wanted, name), name)).min();
+    let near_enough = nearest.filter(|(distance, name)| *distance <= 3 && *distance < name.len());
+    near_enough.map(|(_, name)| format!("; did you mean \"{before}{name}\"?")).unwrap_or_default()
 }
 
 /// The fewest letters to insert, remove or replace to make one word of the other (Levenshtein).
@@ -319,13 +317,13 @@ fn distance(a: &str, b: &str) -> usize {
     row.last().copied().unwrap_or_default()
 }
 
-/// What `insomnia --help` prints: one screen.
+/// What `insomnia --help` prints: about one screen.
 #[must_use]
 pub fn help() -> String {
     let mut text = String::from(
         "insomnia: several LLM agents on one machine, never two writers on one path\n\nUsage: insomnia COMMAND [OPTIONS]\n\n",
     );
-    for command in COMMANDS {
+    for command in COMMANDS.iter() {
         let usage = format!("{} {}", command.name, command.arguments);
         text.push_str(&format!("  {:<18} {}\n", usage.trim(), command.about));
     }
@@ -334,24 +332,6 @@ pub fn help() -> String {
          Exit: 0 done, 1 the answer is no or it failed, 2 usage.\n\
          Example: insomnia run 'write tests for src/parser.rs and make them pass'\n",
     );
-    text
-}
-
-/// The commands that begin with this word, such as `scope`.
-fn help_of_group(first: &str) -> Option<String> {
-    let group: Vec<&Command> =
-        COMMANDS.iter().filter(|command| command.name.split(' ').next() == Some(first)).collect();
-    (!group.is_empty()).then(|| group.iter().map(|command| help_of(command)).collect::<Vec<_>>().join("\n"))
-}
-
-fn help_of(command: &Command) -> String {
-    let usage = format!("insomnia {} {}", command.name, command.arguments);
-    let mut text = format!("{}: {}\n\nUsage: {} [OPTIONS]\n\n", command.name, command.about, usage.trim());
-    for flag in command.flags {
-        let name = format!("--{} {}", flag.name, flag.value);
-        text.push_str(&format!("  {name:<20} {}\n", flag.about));
-    }
-    text.push_str(&format!("  {:<20} this text\n\nExample: {}\n", "--help", command.example));
     text
 }
 
@@ -365,10 +345,14 @@ mod tests {
 
     #[test]
     fn every_example_and_every_flag_is_understood() {
-        for command in COMMANDS {
-            let text = help_of(command);
+        for command in COMMANDS.iter() {
+            let text = command.help(PROGRAM);
             assert!(text.contains(command.example) && text.lines().count() < 24, "{text}");
-            for flag in command.flags {
+            let asked = parse(words(&format!("{} --help", command.name))).unwrap();
+            assert!(matches!(asked, Asked::Help(help) if help == text));
+            let asked = parse(words(&format!("help {}", command.name))).unwrap();
+            assert!(matches!(asked, Asked::Help(help) if help == text));
+            for flag in command.flags.iter().filter(|flag| flag.name != "help") {
                 let value = if flag.value.is_empty() { "" } else { "1" };
                 let line = format!("{} --{} {value}", command.name, flag.name);
                 assert!(matches!(parse(words(&line)), Ok(Asked::Run(..))), "{line}");
@@ -379,7 +363,8 @@ mod tests {
             given.extend(example.get(2).map(|rest| words(rest)).unwrap_or_default());
             assert!(matches!(parse(given), Ok(Asked::Run(found, _)) if found.name == command.name));
         }
-        assert!(help().lines().count() <= 24, "help fits on one screen");
+        assert!(COMMANDS.len() > 15 && help().lines().count() <= 32, "help fits on about one screen");
+        assert!(matches!(parse(words("scope --help")), Ok(Asked::Help(help)) if help.contains("scope who")));
     }
 
     #[test]
@@ -390,10 +375,17 @@ mod tests {
         };
         check("lst", "did you mean \"list\"?");
         check("scope lst", "did you mean \"scope list\"?");
+        check("scope lst --json", "did you mean \"scope list\"?");
         check("fly", "no command \"fly\"");
+        check("help fly", "no command \"fly\"");
         check("list --wide", "has no option --wide");
+        check("stop main --tre", "did you mean \"--tree\"?");
+        check("run --quite x", "did you mean \"--quiet\"?");
         check("list main", "does not expect \"main\"");
         check("list -x", "-x");
         check("run --name", "--name");
+        for far in ["fly", "list --wide"] {
+            assert!(!parse(words(far)).unwrap_err().to_string().contains("did you mean"), "{far}");
+        }
     }
 }

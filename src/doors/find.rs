@@ -1,20 +1,24 @@
-//! Which pod a person means: a living one by its pod_id or socket, or an ended one by its sessions.
+//! Which pod a person means: a living one by its pod_id or socket, or an ended one by its sessions; and what every
+//! command does to pods in the same way.
 
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::store::manifest::{self, Manifest};
 use crate::store::paths::{Directories, RuntimeDirectory};
 use crate::store::scope_lock::ScopeLock;
-use crate::store::session;
-use crate::store::{life, manifest};
+use crate::store::{life, session};
+use crate::sys::wait::Cancel;
+use crate::tools::stop::{self, Manner, Stopped};
 use crate::tools::survey;
-use crate::wire::client::Address;
+use crate::wire::client::{self, Address};
+use crate::wire::launch::{self, Launch, Ready};
 use crate::words::allocation::{Allocation, AllocationTable};
 use crate::words::error::{Error, Result};
 use crate::words::identity::PodId;
-use crate::words::limits::Limits;
-use crate::words::text::harmless_line;
+use crate::words::protocol::{Method, StatusReply};
 
 /// The directories and the lock that a command works with.
 #[derive(Debug, Clone)]
@@ -23,6 +27,8 @@ pub struct Machine {
     pub directories: Directories,
     /// The lock file.
     pub lock: ScopeLock,
+    /// Where the command was called.
+    pub current: PathBuf,
 }
 
 /// A pod that a person means.
@@ -30,6 +36,8 @@ pub struct Machine {
 pub enum Found {
     /// It has an entry.
     Living(Box<Allocation>),
+    /// It has no entry here, but a socket: it is another user's, or uses another runtime directory.
+    Elsewhere(Address),
     /// It has ended and left this session.
     Ended(PathBuf),
 }
@@ -48,42 +56,50 @@ impl Machine {
     /// # Errors
     /// When the runtime directory cannot be used.
     pub fn of(directories: Directories) -> Result<Machine> {
+        let current =
+            std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
         let runtime = RuntimeDirectory::open_or_create(&directories.runtime)?;
-        Ok(Machine { directories, lock: ScopeLock::new(Arc::new(runtime)) })
+        Ok(Machine { directories, lock: ScopeLock::new(Arc::new(runtime)), current })
     }
 
-    /// How long a pod may take to obey a stop, by the user's and this project's manifest; 10 s where they are wrong.
-    #[must_use]
-    pub fn stop_limit(&self) -> Duration {
-        let directory = std::env::current_dir().unwrap_or_else(|_| self.directories.home.clone());
-        let settings = manifest::gather(&self.directories.config, &directory, Vec::new());
-        settings.map_or_else(|_| Limits::default(), |settings| settings.limits).stop()
+    /// The settings of this user in this directory.
+    ///
+    /// # Errors
+    /// When a manifest is wrong.
+    pub fn settings(&self) -> Result<Manifest> {
+        manifest::gather(&self.directories.config, &self.current, Vec::new())
     }
 
-    /// The living pod that is meant.
+    /// The living pod of this user that is meant.
     ///
     /// # Errors
     /// When there is none; the sentence lists those that live.
     pub fn living(&self, pod: &str) -> Result<Allocation> {
         let table = self.lock.read()?;
-        living_in(&table, pod).cloned().ok_or_else(|| {
-            let ids: Vec<String> = table.allocations().iter().map(|a| a.pod_id.to_string()).collect();
-            let ids = if ids.is_empty() {
-                "none lives".to_owned()
-            } else {
-                format!("there are: {}", ids.join(", "))
-            };
-            Error::told(format!("there is no living pod \"{}\"; {ids}", harmless_line(pod)))
+        living_in(&table, pod).cloned().ok_or_else(|| match elsewhere(pod) {
+            Some((_, owner)) => Error::told(format!(
+                "the pod at \"{pod}\" has no entry in \"{}\"; as user {owner}, with that runtime directory, \"insomnia stop\" ends it",
+                self.lock.path().display()
+            )),
+            None => {
+                let ids: Vec<&str> = table.allocations().iter().map(|entry| entry.pod_id.as_str()).collect();
+                let ids =
+                    if ids.is_empty() { "none lives".into() } else { format!("there are: {}", ids.join(", ")) };
+                Error::told(format!("there is no living pod \"{pod}\"; {ids}"))
+            }
         })
     }
 
-    /// The address of the living pod that is meant.
+    /// The address of the living pod that is meant, another user's included.
     ///
     /// # Errors
     /// As `living`.
     pub fn address(&self, pod: &str) -> Result<Address> {
-        // People mean whoever listens there, so no life is asked for.
-        Ok(Address { life: None, ..survey::address_of(&self.living(pod)?) })
+        match self.living(pod) {
+            // People mean whoever listens there, so no life is asked for.
+            Ok(entry) => Ok(Address { life: None, ..survey::address_of(&entry) }),
+            Err(error) => elsewhere(pod).map(|(address, _)| address).ok_or(error),
+        }
     }
 
     /// The pod that is meant, living or ended.
@@ -96,13 +112,15 @@ impl Machine {
         if let Some(entry) = living_in(&table, pod).filter(is_alive) {
             return Ok(Found::Living(Box::new(entry.clone())));
         }
-        let newest = PodId::new(pod)
-            .ok()
-            .and_then(|id| session::folders_of(&self.directories.state, &id).into_iter().next());
+        if let Some((address, _)) = elsewhere(pod) {
+            return Ok(Found::Elsewhere(address));
+        }
+        let newest = PodId::new(pod).ok();
+        let newest =
+            newest.and_then(|id| session::folders_of(&self.directories.state, &id).into_iter().next());
         newest.map(Found::Ended).ok_or_else(|| {
             Error::told(format!(
-                "there is no pod \"{}\", neither living nor ended; \"insomnia list --all\" shows all",
-                harmless_line(pod)
+                "there is no pod \"{pod}\", neither living nor ended; \"insomnia list --all\" shows all"
             ))
         })
     }
@@ -114,22 +132,82 @@ impl Machine {
     pub fn folder(&self, pod: &str) -> Result<PathBuf> {
         match self.any(pod)? {
             Found::Ended(folder) => Ok(folder),
+            Found::Elsewhere(address) => {
+                let status: StatusReply = client::ask(&address, None, Method::Status)?;
+                Ok(status.state_dir.into())
+            }
             Found::Living(entry) => {
-                survey::session_folder(&self.directories.state, &entry.pod_id, &entry.life).ok_or_else(|| {
-                    Error::told(format!(
-                        "pod \"{}\" has no session in \"{}\"",
-                        entry.pod_id,
-                        self.directories.state.display()
-                    ))
+                let state = &self.directories.state;
+                survey::session_folder(state, &entry.pod_id, &entry.life).ok_or_else(|| {
+                    let state = state.display();
+                    Error::told(format!("pod \"{}\" has no session in \"{state}\"", entry.pod_id))
                 })
             }
         }
     }
+
+    /// Ends a pod, or with the tree every pod below it too; each outcome.
+    ///
+    /// # Errors
+    /// When no descriptor is left.
+    pub fn stop(
+        &self,
+        target: &Allocation,
+        tree: bool,
+        ask: bool,
+    ) -> Result<Vec<Result<Stopped, (PodId, Error)>>> {
+        let cancel = new_cancel()?;
+        let limit: Duration = self.settings().map(|settings| settings.limits).unwrap_or_default().stop();
+        let manner = Manner { from: None, limit, ask, cancel: &cancel };
+        Ok(if tree {
+            stop::stop_tree(&self.lock, target, manner)
+        } else {
+            vec![stop::stop(&self.lock, target, manner).map_err(|error| (target.pod_id.clone(), error))]
+        })
+    }
+
+    /// Starts a pod.
+    ///
+    /// # Errors
+    /// As `launch::launch`.
+    pub fn launch(&self, wanted: Launch<'_>) -> Result<Ready> {
+        launch::launch(wanted, &new_cancel()?)
+    }
+
+    /// What a person who leaves a pod must know: who still runs, and how to reach them.
+    ///
+    /// # Errors
+    /// When the lock cannot be read.
+    pub fn who_lives_on(&self, pod: &str) -> Result<String> {
+        let table = self.lock.read()?;
+        let below = living_in(&table, pod).map(|entry| table.subtree(&entry.pod_id)).unwrap_or_default();
+        let below: Vec<&str> = below.iter().map(|entry| entry.pod_id.as_str()).collect();
+        let below =
+            if below.is_empty() { String::new() } else { format!(" with {} below it", below.join(", ")) };
+        Ok(format!(
+            "-- pod {pod} lives on{below}; \"insomnia attach {pod}\" follows it, \"insomnia stop {pod} --tree\" ends it"
+        ))
+    }
+}
+
+/// A way to cancel that nobody uses.
+///
+/// # Errors
+/// When no descriptor is left.
+pub fn new_cancel() -> Result<Cancel> {
+    Cancel::new().map_err(|source| Error::io("make an event descriptor", source))
 }
 
 fn living_in<'a>(table: &'a AllocationTable, pod: &str) -> Option<&'a Allocation> {
-    let is_meant = |a: &&Allocation| {
-        a.pod_id.as_str() == pod || (pod.contains('/') && Path::new(&a.socket) == Path::new(pod))
+    let is_meant = |entry: &&Allocation| {
+        entry.pod_id.as_str() == pod || (pod.contains('/') && Path::new(&entry.socket) == Path::new(pod))
     };
     table.allocations().iter().find(is_meant)
+}
+
+/// The pod behind the path of a socket that no entry here names, and its owner's number.
+fn elsewhere(pod: &str) -> Option<(Address, u32)> {
+    let metadata = Some(pod).filter(|pod| pod.contains('/')).and_then(|pod| std::fs::metadata(pod).ok())?;
+    let address = Address { pod: pod.to_owned(), socket: pod.into(), life: None };
+    metadata.file_type().is_socket().then_some((address, metadata.uid()))
 }

@@ -1,33 +1,65 @@
-//! Showing a pod's events as they come, in plain lines or as JSON.
+//! Following a pod: its events as they come, in plain lines or as JSON, until something is reached or a person has
+//! had enough. The one way in which `run`, `send --wait` and `attach` wait.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use crate::doors::terminal::{talk, talk_line, try_answer};
+use crate::doors::commands::Given;
+use crate::doors::terminal::{Spinner, answers_to_a_person, json_line, talk, talk_line, try_answer};
+use crate::sys::signal::{self, EndSignal};
+use crate::wire::client::{self, Address, Next, Subscription};
+use crate::words::error::{Error, Result};
 use crate::words::message::{Item, TurnResult};
-use crate::words::protocol::StreamEvent;
-use crate::words::text::{cut_end, harmless, harmless_line};
+use crate::words::protocol::{CancelReply, Method, Status, StreamEvent};
+use crate::words::text::{cut_end, harmless_line};
 
 /// Tool arguments and results are cut at this length on a line.
 const LINE_BYTES_MAX: usize = 200;
+/// How often signals and `is_over` are looked at while nothing comes.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Where the model's text goes while it streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// Events as JSON lines on standard output.
+    /// Events as JSON lines on standard output, and nothing else.
     Json,
     /// Text on standard output, the rest on standard error.
     Text,
+    /// Text on standard output, nothing else.
+    TextOnly,
+    /// Everything on standard output.
+    Show,
     /// Everything on standard error; the caller prints the answer.
     Talk,
     /// Nothing.
     Quiet,
 }
 
-/// Shows events in one style, and remembers where the last line stands.
+impl Style {
+    /// The style in which a command whose answer is the last text of the model follows.
+    #[must_use]
+    pub fn of_answer(given: &Given) -> Style {
+        match (given.has("json"), given.has("quiet"), answers_to_a_person()) {
+            (true, _, _) => Style::Json,
+            (false, true, _) => Style::Quiet,
+            (false, false, true) => Style::Text,
+            (false, false, false) => Style::Talk,
+        }
+    }
+}
+
+/// Shows events in one style, and remembers what they said last.
 #[derive(Debug)]
 pub struct Follower {
     style: Style,
     in_line: bool,
+    spinner: Spinner,
+    /// A directory that is left out where lines name what lies in it.
+    pub within: String,
+    /// What the pod is doing, and since when.
+    doing: (String, Instant),
     /// Why standard output takes no more; nothing is written there from then on.
     pub unheard: Option<io::Error>,
     /// The text of the model's last reply that had any.
@@ -51,15 +83,24 @@ impl Follower {
     /// A follower of this style.
     #[must_use]
     pub fn new(style: Style) -> Follower {
-        Follower { style, in_line: false, unheard: None, last_text: String::new(), last_end: None }
+        Follower {
+            style,
+            in_line: false,
+            spinner: Spinner::new(matches!(style, Style::Text | Style::Talk)),
+            within: String::new(),
+            doing: (String::new(), Instant::now()),
+            unheard: None,
+            last_text: String::new(),
+            last_end: None,
+        }
     }
 
     /// Shows one event.
     pub fn show(&mut self, event: &StreamEvent) {
         self.remember(event);
         match self.style {
-            Style::Json => self.answer(&event.to_line()),
-            Style::Text | Style::Talk => self.show_plainly(event),
+            Style::Json => self.answer(&format!("{}\n", json_line(event))),
+            Style::Text | Style::Talk | Style::TextOnly | Style::Show => self.show_plainly(event),
             Style::Quiet => {}
         }
     }
@@ -77,55 +118,71 @@ impl Follower {
             StreamEvent::TurnEnded { turn, result, message } => {
                 self.last_end = Some(TurnEnd { turn: *turn, result: *result, message: message.clone() });
             }
+            StreamEvent::Status { status: Status::Running, detail } => self.does(detail),
+            StreamEvent::Status { .. } => self.does(""),
             StreamEvent::TextDelta { .. }
             | StreamEvent::ToolCall { .. }
             | StreamEvent::ToolResult { .. }
             | StreamEvent::Notification { .. }
             | StreamEvent::Retry { .. }
             | StreamEvent::Compaction { .. }
-            | StreamEvent::Status { .. }
             | StreamEvent::Dropped { .. } => {}
         }
     }
 
+    /// Notes what goes on, for the spinner.
+    pub fn does(&mut self, what: &str) {
+        if self.doing.0 != what {
+            self.doing = (what.to_owned(), Instant::now());
+        }
+    }
+
+    fn spin(&mut self) {
+        let (what, since) = &self.doing;
+        if !self.in_line && !what.is_empty() {
+            self.spinner.show(&format!("{what}, {} s", since.elapsed().as_secs()));
+        }
+    }
+
     fn show_plainly(&mut self, event: &StreamEvent) {
+        let without = |text: &str| text.replace(&self.within, "");
+        let short = |text: &str| cut_end(&harmless_line(&without(text)), LINE_BYTES_MAX);
         match event {
             StreamEvent::TurnStarted { turn, cause } => {
-                let cause = format!("{cause:?}").to_lowercase();
-                self.line(&format!("-- turn {turn} ({cause})"));
+                self.say(&format!("-- turn {turn} ({})", format!("{cause:?}").to_lowercase()));
             }
             StreamEvent::TextDelta { text } => self.text(text),
             StreamEvent::ToolCall { name, input, .. } => {
-                self.line(&format!("-> {} {}", name, cut_end(&input.to_string(), LINE_BYTES_MAX)));
+                self.say(&format!("-> {name} {}", short(&input.to_string())));
             }
             StreamEvent::ToolResult { ok, text, .. } => {
                 let mark = if *ok { "<-" } else { "<- refused:" };
-                self.line(&format!("{mark} {}", cut_end(&harmless_line(text), LINE_BYTES_MAX)));
+                self.say(&format!("{mark} {}", short(text)));
             }
             StreamEvent::Notification { text } => {
-                for line in text.lines().filter(|line| line.starts_with("- ")) {
-                    self.line(&format!("** {}", line.trim_start_matches("- ")));
+                for line in without(text).lines().filter_map(|line| line.strip_prefix("- ")) {
+                    self.say(&format!("** {line}"));
                 }
             }
             StreamEvent::Retry { attempt, wait_seconds, reason } => {
-                self.line(&format!("-- attempt {attempt} failed, again in {wait_seconds:.1} s: {reason}"));
+                self.say(&format!("-- attempt {attempt} failed, again in {wait_seconds:.1} s: {reason}"));
             }
             StreamEvent::TurnEnded { turn, result, message } => {
                 let result = format!("{result:?}").to_lowercase();
                 let why = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
-                self.line(&format!("-- turn {turn} {result}{why}"));
+                self.say(&format!("-- turn {turn} {result}{why}"));
             }
             StreamEvent::Compaction { until, .. } => {
-                self.line(&format!(
+                self.say(&format!(
                     "-- a summary stands for the items before {until}; the history keeps them"
                 ));
             }
-            StreamEvent::Dropped { reason } => self.line(&format!("-- the stream ended: {reason}")),
+            StreamEvent::Dropped { reason } => self.say(&format!("-- the stream ended: {reason}")),
             StreamEvent::Item(logged) => match &logged.item {
                 Item::Assistant(_) => self.end_line(),
                 Item::Input { text, from } => {
                     let from = from.as_ref().map_or("a person".to_owned(), |pod| format!("pod {pod}"));
-                    self.line(&format!(">> {from}: {}", cut_end(&harmless_line(text), LINE_BYTES_MAX)));
+                    self.say(&format!(">> {from}: {}", short(text)));
                 }
                 Item::Session { .. }
                 | Item::TurnStarted { .. }
@@ -140,39 +197,207 @@ impl Follower {
         }
     }
 
+    fn answers(&self) -> bool {
+        matches!(self.style, Style::Text | Style::TextOnly | Style::Show)
+    }
+
     /// Writes to standard output as long as that works.
     pub fn answer(&mut self, text: &str) {
+        self.spinner.clear();
         if self.unheard.is_none() {
             self.unheard = try_answer(text).err();
         }
     }
 
     fn text(&mut self, text: &str) {
-        let shown = harmless(text);
-        if self.style == Style::Text {
-            self.answer(&shown);
+        if self.answers() {
+            self.answer(text);
         } else {
-            talk(&shown);
+            self.spinner.clear();
+            talk(text);
         }
-        self.in_line = !shown.ends_with('\n');
+        self.in_line = !text.ends_with('\n');
     }
 
     /// Ends a line of streaming text, so that what follows begins a new one.
     pub fn end_line(&mut self) {
+        self.spinner.clear();
         if std::mem::take(&mut self.in_line) {
-            if self.style == Style::Text { self.answer("\n") } else { talk("\n") }
+            if self.answers() { self.answer("\n") } else { talk("\n") }
         }
     }
 
-    fn line(&mut self, text: &str) {
-        self.end_line();
-        talk_line(text);
-    }
-
-    /// Says something that is no event, unless nothing is to be said.
+    /// Says a line, where there is talk at all.
     pub fn say(&mut self, text: &str) {
-        if self.style != Style::Quiet {
-            self.line(text);
+        self.end_line();
+        match self.style {
+            Style::Text | Style::Talk => talk_line(text),
+            Style::Show => self.answer(&format!("{text}\n")),
+            Style::Json | Style::TextOnly | Style::Quiet => {}
         }
+    }
+
+    /// Prints the last text as the answer, unless it has been streamed there already.
+    pub fn answer_last_text(&mut self) {
+        if matches!(self.style, Style::Talk | Style::Quiet) {
+            let text = format!("{}\n", self.last_text);
+            self.answer(&text);
+        }
+    }
+}
+
+/// Why following ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// What the caller waits for has come.
+    Reached,
+    /// A person has had enough.
+    Interrupted,
+    /// The terminal is gone.
+    HungUp,
+    /// Nobody reads standard output any more.
+    Unheard,
+    /// The pod has ended.
+    Ended,
+}
+
+/// What the first Ctrl-C does.
+#[derive(Debug, Clone, Copy)]
+pub enum First {
+    /// It leaves.
+    Leaves,
+    /// It cancels the turn; "Ctrl-C again" goes on with these words. Without a turn it changes nothing.
+    Cancels(&'static str),
+    /// It cancels the turn; without one it leaves.
+    CancelsOrLeaves(&'static str),
+}
+
+/// What a lost terminal and Ctrl-C have asked for, counted by the signal thread.
+#[derive(Debug, Clone, Default)]
+pub struct Presses {
+    presses: Arc<AtomicUsize>,
+    hang_ups: Arc<AtomicUsize>,
+    /// Whether nothing runs and the main thread waits for a line, which a signal does not wake.
+    at_prompt: Arc<AtomicBool>,
+}
+
+impl Presses {
+    /// Begins to count. One that comes while a line is waited for calls `at_prompt`.
+    ///
+    /// # Errors
+    /// As `signal::on_end_signals`.
+    pub fn listen(at_prompt: impl Fn() + Send + 'static) -> Result<Presses> {
+        let presses = Presses::default();
+        let theirs = presses.clone();
+        let count = move |signal| {
+            let is_hang_up = signal == EndSignal::HangUp;
+            let counter = if is_hang_up { &theirs.hang_ups } else { &theirs.presses };
+            counter.fetch_add(1, Ordering::SeqCst);
+            if !is_hang_up && theirs.at_prompt.load(Ordering::SeqCst) {
+                at_prompt();
+            }
+        };
+        signal::on_end_signals(count).map_err(|source| Error::io("listen for signals", source))?;
+        Ok(presses)
+    }
+}
+
+/// A pod that a person follows.
+#[derive(Debug)]
+pub struct Followed {
+    /// Where it is.
+    pub address: Address,
+    /// What has been shown.
+    pub follower: Follower,
+    /// What `subscribe` answered, and what comes.
+    pub events: Subscription,
+    first: First,
+    presses: Presses,
+    presses_seen: usize,
+}
+
+impl Followed {
+    /// Subscribes to a pod, from item `since` on.
+    ///
+    /// # Errors
+    /// When the pod cannot be reached.
+    pub fn begin(
+        address: &Address,
+        since: Option<u64>,
+        style: Style,
+        first: First,
+        presses: Presses,
+    ) -> Result<Followed> {
+        Ok(Followed {
+            address: address.clone(),
+            follower: Follower::new(style),
+            events: client::subscribe(address, since)?,
+            first,
+            presses,
+            presses_seen: 0,
+        })
+    }
+
+    /// Reads with `at_prompt` armed.
+    pub fn at_prompt<T>(&mut self, read: impl FnOnce() -> T) -> T {
+        self.follower.end_line();
+        self.presses.at_prompt.store(true, Ordering::SeqCst);
+        let read = read();
+        self.presses.at_prompt.store(false, Ordering::SeqCst);
+        read
+    }
+
+    /// Shows events until `is_over`, which is asked after each one, and with `None` whenever nothing comes.
+    ///
+    /// # Errors
+    /// When the pod cannot be understood or asked, and what `is_over` says.
+    pub fn follow(
+        &mut self,
+        mut is_over: impl FnMut(&mut Follower, Option<&StreamEvent>) -> Result<bool>,
+    ) -> Result<Over> {
+        loop {
+            let event = match self.events.next(Instant::now() + LOOK_AGAIN)? {
+                Next::Event(event) => Some(event),
+                Next::Nothing => None,
+                Next::Over => return Ok(Over::Ended),
+            };
+            match &event {
+                Some(event) => self.follower.show(event),
+                None => self.follower.spin(),
+            }
+            if self.follower.unheard.is_some() {
+                return Ok(Over::Unheard);
+            }
+            if let Some(over) = self.look_at_signals()? {
+                return Ok(over);
+            }
+            if is_over(&mut self.follower, event.as_deref())? {
+                return Ok(Over::Reached);
+            }
+        }
+    }
+
+    fn look_at_signals(&mut self) -> Result<Option<Over>> {
+        if self.presses.hang_ups.load(Ordering::SeqCst) > 0 {
+            return Ok(Some(Over::HungUp));
+        }
+        let presses = self.presses.presses.load(Ordering::SeqCst);
+        if presses == self.presses_seen {
+            return Ok(None);
+        }
+        self.presses_seen = presses;
+        let (First::Cancels(again) | First::CancelsOrLeaves(again)) = self.first else {
+            return Ok(Some(Over::Interrupted));
+        };
+        if presses > 1 {
+            return Ok(Some(Over::Interrupted));
+        }
+        let CancelReply { cancelled } = client::ask(&self.address, None, Method::Cancel)?;
+        if !cancelled && matches!(self.first, First::CancelsOrLeaves(_)) {
+            return Ok(Some(Over::Interrupted));
+        }
+        let said = if cancelled { "cancelling the turn" } else { "no turn is running" };
+        self.follower.say(&format!("-- {said}; Ctrl-C again {again}"));
+        Ok(None)
     }
 }

@@ -7,44 +7,45 @@ use std::ffi::OsString;
 use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use lexopt::prelude::{Long, Short, ValueExt};
 use serde::{Deserialize, Serialize};
 
-use crate::doors::terminal::{answer, answer_line, talk_line};
+use crate::doors::commands::{Command, read_table};
+use crate::doors::terminal::{answer, talk_line};
 use crate::heart::pod::{self, NotStarted, Pod, StartOptions};
 use crate::sys::{process, raw, signal};
 use crate::wire::sandbox;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{IdentityError, Life, PodName};
 
-/// What `pod --help` prints.
-pub const HELP: &str = "\
-pod: one LLM agent in one process, with a socket of its own
-
-Usage: pod [--name NAME] [--dir DIR] [--scope RULE]... [OPTIONS]
-
-Returns 0 once the pod accepts connections, printing {\"pod_id\",\"socket\",\"pid\"}; otherwise
-says why not. People usually want \"insomnia run\" instead.
-
-  --name NAME       1 to 32 of a-z 0-9 _ -, first a letter or digit (default: main)
-  --dir DIR         working directory (default: this one)
-  --scope RULE      PATH:read|write[:recursive|:flat]; repeat it (default: the manifest's, else none)
-  --manifest FILE   settings over the user's and the project's
-  --overlay FILE|-  settings over all manifests, - for standard input
-  --callback SOCKET where the spawner is told of turns and of the end
-  --adopt NONCE     take over the entry that the spawner has reserved
-  --resume          go on with the newest session of that name
-  --foreground      stay in the foreground; a lost terminal does not end it
-  --task TEXT       the first input
-  --help, --version
-
-Exit: 0 ready (or ended, in the foreground), 1 not started, 2 usage.
-Example: pod --name coder --dir ~/project --scope src:write --task 'fix the typo in src/lib.rs'
+/// The command and its options, in the form of the table of `insomnia`.
+const TABLE: &str = "\
+pod: one LLM agent in one process, with a socket of its own; people usually want \"insomnia run\"
+  --name NAME         1 to 32 of a-z 0-9 _ -, first a letter or digit (default: main)
+  --dir DIR           working directory (default: this one)
+  --scope RULE        PATH:read|write[:recursive|:flat]; repeat it (default: the manifest's, else none)
+  --manifest FILE     settings over the user's and the project's
+  --overlay FILE      settings over all manifests as JSON, - for standard input
+  --callback SOCKET   where the spawner is told of turns and of the end
+  --adopt NONCE       take over the entry that the spawner has reserved
+  --resume            go on with the newest session of that name
+  --foreground        stay in the foreground; a lost terminal does not end it
+  --task TEXT         the first input
+  --version           print the version
+  Example: pod --name coder --dir ~/project --scope src:write --task 'fix the typo in src/lib.rs'
 ";
+const CONTRACT: &str = "
+Returns 0 once the pod accepts connections, printing {\"pod_id\",\"socket\",\"pid\"}; otherwise says why not.
+Exit: 0 ready (or ended, in the foreground), 1 not started, 2 usage.
+";
+/// The only argument before those of the person, for the background process that the launch has started.
+const BACKGROUND: &str = "--background-of-launch";
+
+/// The command `pod`.
+pub static COMMAND: LazyLock<Command> = LazyLock::new(|| read_table(TABLE).swap_remove(0));
 
 /// The whole launch takes at most this long, whatever the limits of the caller are.
 const LAUNCH_DEADLINE: Duration = Duration::from_secs(60);
@@ -97,7 +98,7 @@ pub fn main() -> ExitCode {
         return code;
     }
     raw::keep_heap_small();
-    match parse(given.iter().cloned()) {
+    match parse(given.clone()) {
         Ok(Parsed::Print(text)) => {
             answer(&text);
             ExitCode::SUCCESS
@@ -118,42 +119,38 @@ pub fn main() -> ExitCode {
 ///
 /// # Errors
 /// `Error::Usage` with what is not understood.
-pub fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Parsed> {
-    let usage = |error: lexopt::Error| Error::Usage(error.to_string());
-    let mut parser = lexopt::Parser::from_args(given);
-    let mut arguments = Arguments { mode: Mode::Launch, options: StartOptions::default(), overlay: None };
-    while let Some(argument) = parser.next().map_err(usage)? {
-        let flag = match argument {
-            Long(flag) => flag.to_owned(),
-            Short('h') => "help".to_owned(),
-            Short(_) | lexopt::Arg::Value(_) => return Err(usage(argument.unexpected())),
-        };
-        let options = &mut arguments.options;
-        let mut value = || parser.value().map_err(usage);
-        let mut text = || value().and_then(|value| value.string().map_err(usage));
-        let misnamed = |error: IdentityError| Error::Usage(error.to_string());
-        match flag.as_str() {
-            "name" => options.name = Some(PodName::new(text()?).map_err(misnamed)?),
-            "scope" => options.scope.push(text()?),
-            "task" => options.task = Some(text()?),
-            "adopt" => options.adopt = Some(Life::new(text()?).map_err(misnamed)?),
-            "dir" => options.directory = Some(value()?.into()),
-            "manifest" => options.manifest = Some(value()?.into()),
-            "callback" => options.callback = Some(value()?.into()),
-            "overlay" => arguments.overlay = Some(value()?.into()),
-            "resume" => options.resume = true,
-            "foreground" => arguments.mode = Mode::Foreground,
-            "background-of-launch" => arguments.mode = Mode::Background,
-            "help" => return Ok(Parsed::Print(HELP.to_owned())),
-            "version" => return Ok(Parsed::Print(format!("pod {}\n", env!("CARGO_PKG_VERSION")))),
-            unknown => return Err(Error::Usage(format!("there is no option --{unknown}"))),
-        }
+pub fn parse(mut given: Vec<OsString>) -> Result<Parsed> {
+    let is_background = given.first().is_some_and(|first| first == BACKGROUND);
+    given.drain(..usize::from(is_background));
+    let Some(given) = COMMAND.read(given)? else {
+        return Ok(Parsed::Print(COMMAND.help("") + CONTRACT));
+    };
+    if given.has("version") {
+        return Ok(Parsed::Print(format!("pod {}\n", env!("CARGO_PKG_VERSION"))));
     }
-    Ok(Parsed::Run(Box::new(arguments)))
+    let misnamed = |error: IdentityError| Error::Usage(error.to_string());
+    let path = |name: &str| given.value(name).map(PathBuf::from);
+    let options = StartOptions {
+        name: given.value("name").map(PodName::new).transpose().map_err(misnamed)?,
+        directory: path("dir"),
+        scope: given.values("scope").map(str::to_owned).collect(),
+        manifest: path("manifest"),
+        overlay: None,
+        callback: path("callback"),
+        adopt: given.value("adopt").map(Life::new).transpose().map_err(misnamed)?,
+        resume: given.has("resume"),
+        task: given.value("task").map(str::to_owned),
+    };
+    let mode = match (is_background, given.has("foreground")) {
+        (true, _) => Mode::Background,
+        (false, true) => Mode::Foreground,
+        (false, false) => Mode::Launch,
+    };
+    Ok(Parsed::Run(Box::new(Arguments { mode, options, overlay: path("overlay") })))
 }
 
 fn launch(given: Vec<OsString>) -> ExitCode {
-    let mut args: Vec<OsString> = vec!["--background-of-launch".into()];
+    let mut args: Vec<OsString> = vec![BACKGROUND.into()];
     args.extend(given);
     let mut started = match process::start_self(&args) {
         Ok(started) => started,
@@ -170,7 +167,7 @@ fn launch(given: Vec<OsString>) -> ExitCode {
     };
     match serde_json::from_str::<NotReady>(&line) {
         Err(_) => {
-            answer_line(&line);
+            answer(&format!("{line}\n"));
             ExitCode::SUCCESS
         }
         Ok(NotReady { error, log }) => {
@@ -299,22 +296,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_flag_of_the_help_is_understood() {
-        for line in HELP.lines().filter_map(|line| line.trim_start().strip_prefix("--")) {
-            let flag = line.split([' ', ',']).next().unwrap();
-            let value = match flag {
+    fn every_option_is_understood() {
+        for flag in COMMAND.flags.iter() {
+            let value = match flag.name {
                 "name" => Some("a"),
                 "adopt" => Some("0123456789abcdef0123456789abcdef"),
-                "foreground" | "resume" | "help" => None,
-                _ => Some("x"),
+                _ => Some("x").filter(|_| !flag.value.is_empty()),
             };
-            let given =
-                std::iter::once(format!("--{flag}")).chain(value.map(str::to_owned)).map(OsString::from);
-            assert!(parse(given).is_ok(), "{flag}");
+            let name = std::iter::once(format!("--{}", flag.name));
+            let given = name.chain(value.map(str::to_owned)).map(OsString::from);
+            assert!(parse(given.collect()).is_ok(), "{}", flag.name);
         }
         for bad in [vec!["--fly"], vec!["--name", "../x"], vec!["--adopt", "1"], vec!["word"], vec!["--name"]]
         {
-            assert!(parse(bad.iter().map(OsString::from)).is_err(), "{bad:?}");
+            assert!(parse(bad.iter().map(OsString::from).collect()).is_err(), "{bad:?}");
         }
     }
 }

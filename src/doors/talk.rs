@@ -1,4 +1,4 @@
-//! The commands that ask one pod: send, read, history, log, attach, stop, cancel, resume; and list.
+//! The commands that ask one pod: send, read, history, log, attach, stop, cancel, resume.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -6,30 +6,22 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::doors::commands::Given;
-use crate::doors::find::{Found, Machine};
-use crate::doors::follow::{Follower, Style};
-use crate::doors::terminal::{ago, answer, answer_line, answers_to_a_person, table, talk_line};
+use crate::doors::find::{Found, Machine, new_cancel};
+use crate::doors::follow::{First, Followed, Over, Presses, Style, TurnEnd};
+use crate::doors::terminal::{answer, json_line, reply, talk_line};
 use crate::store::life;
-use crate::store::manifest;
 use crate::store::session::{self, Page, Session};
 use crate::sys::clock;
-use crate::sys::wait::Cancel;
-use crate::tools::stop::{self, Manner, Stopped};
+use crate::tools::stop::{self, Stopped};
 use crate::tools::survey;
-use crate::wire::client::{self, Next};
+use crate::wire::client;
 use crate::wire::launch::{self, Launch};
-use crate::words::allocation::Allocation;
 use crate::words::error::{Error, Result};
-use crate::words::identity::PodId;
-use crate::words::limits::MAX_LAST_RESPONSE_BYTES;
 use crate::words::message::{Item, LoggedItem, Summary, TurnResult};
 use crate::words::protocol::{CancelReply, Done, Method, OutputReply, RunReply, Status, StatusReply};
-use crate::words::text::{cut_end, harmless, harmless_line};
 
 /// How long the life of a pod that does not answer may still be held after its end.
 const JUST_ENDED: Duration = Duration::from_secs(2);
-/// How long `send --wait` waits between two looks at whether the pod still lives.
-const WAIT_STEP: Duration = Duration::from_secs(1);
 
 /// `insomnia send POD TEXT`.
 ///
@@ -41,40 +33,39 @@ pub fn send(machine: &Machine, given: &Given) -> Result<bool> {
     if input.trim().is_empty() {
         return Err(Error::Usage("TEXT is empty".into()));
     }
-    let mut events = if given.has("wait") { Some(client::subscribe(&address, None)?) } else { None };
-    let reply: RunReply = client::ask(&address, None, Method::Run { input })?;
-    let Some(events) = &mut events else {
-        let said = if reply.queued { "queued for" } else { "started" };
-        let plain = || format!("{said} turn {} of pod {}", reply.turn, address.pod);
-        answer_line(&if given.has("json") { json!(reply).to_string() } else { plain() });
+    let ask = || client::ask::<RunReply>(&address, None, Method::Run { input });
+    if !given.has("wait") {
+        let sent = ask()?;
+        let said = if sent.queued { "queued for" } else { "started" };
+        reply(given, &sent, || format!("{said} turn {} of pod {}", sent.turn, address.pod));
         return Ok(true);
-    };
-    let mut follower = Follower::new(Style::Quiet);
-    let (result, message) = loop {
-        match events.next(Instant::now() + WAIT_STEP)? {
-            Next::Event(event) => follower.show(&event),
-            Next::Nothing => {}
-            Next::Over => {
-                return Err(Error::told(format!("pod \"{}\" ended before its turn did", address.pod)));
-            }
-        }
-        match follower.last_end.take() {
-            Some(end) if end.turn == reply.turn => break (end.result, end.message),
-            Some(_) | None => {}
-        }
-    };
-    let text = follower.last_text;
+    }
+    let style = if given.has("json") { Style::Quiet } else { Style::of_answer(given) };
+    let first = First::Cancels("leaves the pod running");
+    let mut followed = Followed::begin(&address, None, style, first, Presses::listen(|| {})?)?;
+    let turn = ask()?.turn;
+    let is_that_turn = |end: &TurnEnd| end.turn == turn;
+    let over = followed.follow(|follower, _| Ok(follower.last_end.as_ref().is_some_and(is_that_turn)))?;
+    let follower = &mut followed.follower;
+    follower.end_line();
+    match over {
+        Over::Reached => {}
+        Over::Ended => return Err(Error::told(format!("pod \"{}\" ended before its turn did", address.pod))),
+        Over::Interrupted => follower.say(&machine.who_lives_on(&address.pod)?),
+        Over::HungUp | Over::Unheard => {}
+    }
+    let Some(end) = follower.last_end.clone().filter(|_| over == Over::Reached) else { return Ok(false) };
     if given.has("json") {
-        answer_line(
-            &json!({ "turn": reply.turn, "result": result, "message": message, "text": text }).to_string(),
-        );
+        let (result, message, text) = (end.result, end.message, &follower.last_text);
+        answer(&json_line(&json!({ "turn": turn, "result": result, "message": message, "text": text })));
+        answer("\n");
     } else {
-        answer_line(&harmless(&text));
-        if result != TurnResult::Finished {
-            talk_line(&format!("the turn did not finish: {}", message.unwrap_or_default()));
+        follower.answer_last_text();
+        if end.result != TurnResult::Finished {
+            talk_line(&format!("the turn did not finish: {}", end.message.unwrap_or_default()));
         }
     }
-    Ok(result == TurnResult::Finished)
+    Ok(end.result == TurnResult::Finished)
 }
 
 /// `insomnia read POD`.
@@ -84,30 +75,32 @@ pub fn send(machine: &Machine, given: &Given) -> Result<bool> {
 pub fn read(machine: &Machine, given: &Given) -> Result<bool> {
     let pod = given.word(0, "POD")?;
     let since = given.number("since")?;
-    let output = match machine.any(pod)? {
-        Found::Living(entry) => client::ask(&survey::address_of(&entry), None, Method::ReadOutput { since })?,
-        Found::Ended(folder) => {
+    let address = match machine.any(pod)? {
+        Found::Living(entry) => Ok(survey::address_of(&entry)),
+        Found::Elsewhere(address) => Ok(address),
+        Found::Ended(folder) => Err(folder),
+    };
+    let output = match address {
+        Ok(address) => client::ask(&address, None, Method::ReadOutput { since })?,
+        Err(folder) => {
             let session = Session::open_to_read(&folder)?;
             let (text, cursor, more) = session.output(since)?;
             let Summary { turn, last_result, .. } = session.summary();
             OutputReply { status: Status::Stopped, text, cursor, more, turn, last_result }
         }
     };
+    reply(given, &output, || output.text.clone());
     if given.has("json") {
-        answer_line(&json!(output).to_string());
-    } else {
-        answer_line(&harmless(&output.text));
-        if output.text.is_empty() && since.is_none() {
-            let how =
-                output.last_result.map_or("has not said anything yet", |_| "ended before it said anything");
-            talk_line(&format!(
-                "turn {} {how}; \"insomnia read {pod} --since 0\" shows all before it",
-                output.turn
-            ));
-        }
-        if output.more {
-            talk_line(&format!("there is more: insomnia read {pod} --since {}", output.cursor));
-        }
+        return Ok(true);
+    }
+    if output.text.is_empty() && since.is_none() {
+        let how = output.last_result.map_or("has not said anything yet", |_| "ended before it said anything");
+        let turn = output.turn;
+        talk_line(&format!("turn {turn} {how}; \"insomnia read {pod} --since 0\" shows all before it"));
+    }
+    say_past_end(given, since, output.cursor);
+    if output.more {
+        talk_line(&format!("there is more: insomnia read {pod} --since {}", output.cursor));
     }
     Ok(true)
 }
@@ -119,19 +112,22 @@ pub fn read(machine: &Machine, given: &Given) -> Result<bool> {
 pub fn history(machine: &Machine, given: &Given) -> Result<bool> {
     let session = Session::open_to_read(&machine.folder(given.word(0, "POD")?)?)?;
     let mut since = given.number("since")?.unwrap_or(0);
+    say_past_end(given, Some(since), session.len());
     loop {
         let Page { items, cursor, more } = session.page(since)?;
         for (number, logged) in (since..).zip(items) {
-            answer(&if given.has("json") {
-                format!("{}\n", json!(logged))
-            } else {
-                describe(number, &logged)
-            });
+            reply(given, &logged, || describe(number, &logged));
         }
         since = cursor;
         if !more {
             return Ok(true);
         }
+    }
+}
+
+fn say_past_end(given: &Given, since: Option<u64>, items: u64) {
+    if let Some(since) = since.filter(|since| *since > items && !given.has("json")) {
+        talk_line(&format!("nothing comes after item {since}: there are only {items} items"));
     }
 }
 
@@ -162,7 +158,7 @@ fn describe(number: u64, logged: &LoggedItem) -> String {
         }
     };
     let at = clock::compact_utc(logged.at);
-    format!("{number:>5} {at} {}\n", harmless(&text).replace('\n', "\n      "))
+    format!("{number:>5} {at} {}", text.replace('\n', "\n      "))
 }
 
 /// `insomnia log POD`.
@@ -174,11 +170,8 @@ pub fn log(machine: &Machine, given: &Given) -> Result<bool> {
     let bytes = std::fs::read(&path)
         .map_err(|source| Error::io(format!("read log \"{}\"", path.display()), source))?;
     let text = String::from_utf8_lossy(&bytes);
-    if given.has("json") {
-        answer_line(&json!({ "path": path, "lines": text.lines().collect::<Vec<_>>() }).to_string());
-    } else {
-        answer(&harmless(&text));
-    }
+    let lines: Vec<&str> = text.lines().collect();
+    reply(given, &json!({ "path": path, "lines": lines }), || lines.join("\n"));
     Ok(true)
 }
 
@@ -188,22 +181,30 @@ pub fn log(machine: &Machine, given: &Given) -> Result<bool> {
 /// When the pod does not live.
 pub fn attach(machine: &Machine, given: &Given) -> Result<bool> {
     let address = machine.address(given.word(0, "POD")?)?;
-    let mut events = client::subscribe(&address, given.number("since")?)?;
-    let style = if given.has("json") { Style::Json } else { Style::Text };
-    let mut follower = Follower::new(style);
-    follower.say(&format!(
-        "-- following pod {} ({}); Ctrl-C leaves it running",
-        address.pod, events.opened.status
-    ));
-    loop {
-        match events.next(Instant::now() + WAIT_STEP)? {
-            Next::Event(event) => follower.show(&event),
-            Next::Nothing => {}
-            Next::Over => {
-                follower.end_line();
-                return Ok(true);
-            }
+    let style = match (given.has("json"), given.has("quiet")) {
+        (true, _) => Style::Json,
+        (false, true) => Style::TextOnly,
+        (false, false) => Style::Text,
+    };
+    let first = First::CancelsOrLeaves("leaves the pod running");
+    let mut followed =
+        Followed::begin(&address, given.number("since")?, style, first, Presses::listen(|| {})?)?;
+    let (pod, status) = (&address.pod, followed.events.opened.status);
+    let begin =
+        format!("-- following pod {pod} ({status}); Ctrl-C cancels its turn, twice leaves it running");
+    followed.follower.say(&begin);
+    let over = followed.follow(|_, _| Ok(false))?;
+    followed.follower.end_line();
+    match over {
+        Over::Interrupted => followed.follower.say(&machine.who_lives_on(pod)?),
+        Over::Ended => followed.follower.say(&format!("-- the stream of pod {pod} is over")),
+        Over::Reached | Over::HungUp | Over::Unheard => {}
+    }
+    match followed.follower.unheard.take() {
+        Some(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::io("write to standard output", error))
         }
+        Some(_) | None => Ok(true),
     }
 }
 
@@ -213,13 +214,7 @@ pub fn attach(machine: &Machine, given: &Given) -> Result<bool> {
 /// When the pod does not live, or does not end.
 pub fn stop(machine: &Machine, given: &Given) -> Result<bool> {
     let target = machine.living(given.word(0, "POD")?)?;
-    let cancel = Cancel::new().map_err(|source| Error::io("make an event descriptor", source))?;
-    let manner = Manner { from: None, limit: machine.stop_limit(), ask: !given.has("kill"), cancel: &cancel };
-    let outcome = if given.has("tree") {
-        stop::stop_tree(&machine.lock, &target, manner)
-    } else {
-        vec![stop::stop(&machine.lock, &target, manner).map_err(|error| (target.pod_id.clone(), error))]
-    };
+    let outcome = machine.stop(&target, given.has("tree"), !given.has("kill"))?;
     let mut all = true;
     let mut rows: Vec<Value> = Vec::new();
     for one in outcome {
@@ -229,12 +224,14 @@ pub fn stop(machine: &Machine, given: &Given) -> Result<bool> {
             Err((pod_id, error)) => {
                 all = false;
                 rows.push(json!({ "pod_id": pod_id, "error": error.to_string() }));
-                talk_line(&format!("pod \"{pod_id}\" is not stopped: {error}"));
+                if !given.has("json") {
+                    talk_line(&format!("pod \"{pod_id}\" is not stopped: {error}"));
+                }
             }
         }
     }
     if given.has("json") {
-        answer_line(&json!({ "stopped": rows }).to_string());
+        answer(&format!("{}\n", json_line(&json!({ "stopped": rows }))));
     }
     Ok(all)
 }
@@ -259,7 +256,7 @@ fn describe_stop(stopped: &Stopped, given: &Given) -> String {
         let keeps = if keeps.is_empty() { String::new() } else { format!(" and keeps {}", keeps.join(", ")) };
         text.push_str(&format!("  pod {pod} lives on{keeps}; \"insomnia stop {pod} --tree\" ends it\n"));
     }
-    harmless(&text)
+    text
 }
 
 /// `insomnia cancel POD`.
@@ -268,10 +265,10 @@ fn describe_stop(stopped: &Stopped, given: &Given) -> String {
 /// When the pod does not live.
 pub fn cancel(machine: &Machine, given: &Given) -> Result<bool> {
     let address = machine.address(given.word(0, "POD")?)?;
-    let reply: CancelReply = client::ask(&address, None, Method::Cancel)?;
-    let plain = if reply.cancelled { "cancelled" } else { "no turn is running" };
-    answer_line(&if given.has("json") { json!(reply).to_string() } else { plain.to_owned() });
-    Ok(reply.cancelled)
+    let CancelReply { cancelled } = client::ask(&address, None, Method::Cancel)?;
+    let plain = if cancelled { "cancelled" } else { "no turn is running" };
+    reply(given, &CancelReply { cancelled }, || plain.to_owned());
+    Ok(cancelled)
 }
 
 /// `insomnia set POD model NAME`: the next request of a living pod asks that model.
@@ -285,10 +282,10 @@ pub fn set(machine: &Machine, given: &Given) -> Result<bool> {
         other => return Err(Error::Usage(format!("\"model\" can be set, not \"{other}\""))),
     }
     let model = given.word(2, "NAME")?.to_owned();
-    let plain = format!("the next request of pod {} asks {model}", address.pod);
-    let answered = if given.has("json") { json!({ "model": model }).to_string() } else { plain };
-    client::ask::<Done>(&address, None, Method::Set { model })?;
-    answer_line(&answered);
+    client::ask::<Done>(&address, None, Method::Set { model: model.clone() })?;
+    reply(given, &json!({ "model": model }), || {
+        format!("the next request of pod {} asks {model}", address.pod)
+    });
     Ok(true)
 }
 
@@ -301,12 +298,12 @@ pub fn resume(machine: &Machine, given: &Given) -> Result<bool> {
     let pod = given.word(0, "POD")?;
     let starts = match machine.any(pod)? {
         Found::Ended(_) => true,
+        Found::Elsewhere(_) => false,
         // One that was killed a moment ago may hold its life until its last thread has gone.
         Found::Living(entry) => {
             let asked = client::ask::<StatusReply>(&survey::address_of(&entry), None, Method::Status);
-            let cancel = Cancel::new().map_err(|source| Error::io("make an event descriptor", source))?;
-            asked.is_err()
-                && life::ended_by(machine.lock.runtime(), &entry, &cancel, Instant::now() + JUST_ENDED)
+            let by = Instant::now() + JUST_ENDED;
+            asked.is_err() && life::ended_by(machine.lock.runtime(), &entry, &new_cancel()?, by)
         }
     };
     if starts {
@@ -327,141 +324,24 @@ pub fn resume(machine: &Machine, given: &Given) -> Result<bool> {
         }
     }
     if starts && status.status != Status::Paused {
-        let plain = format!("pod {} goes on with its session and is {}", address.pod, status.status);
-        answer_line(&if given.has("json") { json!(status).to_string() } else { plain });
+        let plain = || format!("pod {} goes on with its session and is {}", address.pod, status.status);
+        reply(given, &status, plain);
         return Ok(true);
     }
-    let reply: RunReply = client::ask(&address, None, Method::Resume)?;
-    let plain = format!("turn {} of pod {} goes on", reply.turn, address.pod);
-    answer_line(&if given.has("json") { json!(reply).to_string() } else { plain });
+    let resumed: RunReply = client::ask(&address, None, Method::Resume)?;
+    reply(given, &resumed, || format!("turn {} of pod {} goes on", resumed.turn, address.pod));
     Ok(true)
 }
 
 fn start_again(machine: &Machine, pod: &str) -> Result<()> {
-    let current =
-        std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
-    let settings = manifest::gather(&machine.directories.config, &current, Vec::new())?;
-    let args = ["--name", pod, "--resume"].map(str::to_owned);
+    let settings = machine.settings()?;
     let wanted = Launch {
         command: &launch::pod_command(&settings.pod_command),
-        args: &args,
-        directory: &current,
+        args: &["--name", pod, "--resume"].map(str::to_owned),
+        directory: &machine.current,
         overlay: "",
         variables: &[],
         limit: settings.limits.launch(),
     };
-    let cancel = Cancel::new().map_err(|source| Error::io("make an event descriptor", source))?;
-    launch::launch(wanted, &cancel).map(|_| ())
-}
-
-/// `insomnia list`: the pods of the lock, asked in parallel, and with `--all` the newest ended session of each
-/// other pod_id.
-///
-/// # Errors
-/// When the lock cannot be read.
-pub fn list(machine: &Machine, given: &Given) -> Result<bool> {
-    let lock_table = machine.lock.read()?;
-    let is_alive = |entry: &&Allocation| !life::is_dead(machine.lock.runtime(), entry);
-    let entries: Vec<&Allocation> = lock_table.allocations().iter().filter(is_alive).collect();
-    let addresses: Vec<_> = entries.iter().map(|entry| survey::address_of(entry)).collect();
-    let answers = survey::ask_all(&addresses, None);
-    let usage = |(entry, asked): (&&Allocation, &Option<StatusReply>)| {
-        Some((entry.pod_id.clone(), asked.as_ref()?.usage))
-    };
-    let usages: Vec<_> = entries.iter().zip(&answers).filter_map(usage).collect();
-    let mut pods: Vec<Value> = Vec::new();
-    for (entry, asked) in entries.iter().zip(answers) {
-        let mut row = match asked {
-            // Who it belongs to now, which may not be the one that spawned it.
-            Some(status) => json!(StatusReply { spawner: entry.delegated_from.clone(), ..status }),
-            None => unanswered(machine, entry),
-        };
-        if let Some(row) = row.as_object_mut() {
-            let tree = survey::usage_of_tree(&lock_table, &entry.pod_id, &usages);
-            row.insert("usage_tree".into(), json!(tree));
-        }
-        pods.push(row);
-    }
-    if given.has("all") {
-        let living = |id: &PodId| entries.iter().any(|entry| entry.pod_id == *id);
-        let ids = session::pod_ids(&machine.directories.state).into_iter().filter(|id| !living(id));
-        pods.extend(ids.filter_map(|id| ended(machine, &id)));
-    }
-    if given.has("json") {
-        answer_line(&json!({ "pods": pods }).to_string());
-        return Ok(true);
-    }
-    if pods.is_empty() {
-        talk_line("no pod lives; \"insomnia run\" starts one");
-        return Ok(true);
-    }
-    let mut rows = vec![
-        ["POD", "STATUS", "FOR", "SPAWNER", "SHELL", "WRITES", "LAST WORDS"].map(str::to_owned).to_vec(),
-    ];
-    rows.extend(pods.iter().map(row));
-    answer(&harmless(&table(&rows)));
-    Ok(true)
-}
-
-fn row(pod: &Value) -> Vec<String> {
-    let text = |key: &str| pod.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let scope = pod.get("scope").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
-    let writes: Vec<&str> =
-        scope.filter_map(|rule| rule.split_once(":write").map(|(path, _)| path)).collect();
-    let writes = if writes.is_empty() { "-".to_owned() } else { writes.join(" ") };
-    let since = pod.get("since").and_then(Value::as_u64);
-    let answers = pod.get("answers").and_then(Value::as_bool).unwrap_or(true);
-    let status = if answers { text("status") } else { format!("{}?", text("status")) };
-    let spawner = Some(text("spawner")).filter(|spawner| !spawner.is_empty()).unwrap_or_else(|| "-".into());
-    vec![
-        text("pod_id"),
-        status,
-        since.map_or_else(|| "-".to_owned(), |since| ago(since, clock::now_seconds())),
-        spawner,
-        text("sandbox").chars().next().map_or_else(|| "-".to_owned(), String::from),
-        harmless_line(&writes),
-        cut_end(&harmless_line(&text("last_response")), if answers_to_a_person() { 50 } else { 200 }),
-    ]
-}
-
-/// A pod that lives but does not answer, as far as its session tells.
-fn unanswered(machine: &Machine, entry: &Allocation) -> Value {
-    let folder = survey::session_folder(&machine.directories.state, &entry.pod_id, &entry.life);
-    let summary = survey::logged_summary(folder.as_deref());
-    let state_dir = folder.map(|folder| folder.to_string_lossy().into_owned()).unwrap_or_default();
-    json!(StatusReply {
-        pod_id: entry.pod_id.clone(),
-        name: entry.name.clone(),
-        pid: entry.pid,
-        life: entry.life.clone(),
-        status: survey::last_known(&summary),
-        detail: "lives but does not answer".into(),
-        since: entry.since,
-        answers: false,
-        protocol: 0,
-        version: String::new(),
-        scope: entry.scope_allow.clone(),
-        lent: Vec::new(),
-        sandbox: String::new(),
-        turn: summary.turn,
-        last_response: cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
-        last_result: summary.last_result,
-        usage: summary.usage,
-        model: summary.model.unwrap_or_default(),
-        spawner: entry.delegated_from.clone(),
-        log: session::log_path(Path::new(&state_dir)).to_string_lossy().into_owned(),
-        state_dir,
-        queued: 0,
-        events_in_flight: 0,
-    })
-}
-
-fn ended(machine: &Machine, id: &PodId) -> Option<Value> {
-    let folder = session::folders_of(&machine.directories.state, id).into_iter().next()?;
-    let summary = Session::open_to_read(&folder).ok()?.summary();
-    Some(json!({
-        "pod_id": id, "name": id, "status": Status::Stopped, "detail": "has ended", "scope": [],
-        "turn": summary.turn, "last_response": cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
-        "last_result": summary.last_result, "usage": summary.usage, "state_dir": folder, "log": session::log_path(&folder),
-    }))
+    machine.launch(wanted).map(|_| ())
 }

@@ -1,9 +1,15 @@
 //! Speaking to a person or a script: the answer on standard output, the talk on standard error.
 //!
-//! What pods have said is made harmless here, on its way out. A closed pipe is a quiet end, never a panic.
+//! What pods, files and names say is data, and made harmless here, on its only way out. A closed pipe is a quiet
+//! end, never a panic.
 
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::doors::commands::Given;
 use crate::sys::signal::exit_now;
 use crate::words::text::harmless;
 
@@ -24,22 +30,50 @@ pub fn answer(text: &str) {
 /// `BrokenPipe` when the reader has gone, else as write(2).
 pub fn try_answer(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush())
+    out.write_all(harmless(text).as_bytes()).and_then(|()| out.flush())
 }
 
-/// Writes a line of the answer.
-pub fn answer_line(text: &str) {
-    answer(&format!("{text}\n"));
+/// Answers with a line: of JSON when that was asked for, else a plain one.
+pub fn reply(given: &Given, value: &impl Serialize, plain: impl FnOnce() -> String) {
+    answer(&format!("{}\n", if given.has("json") { json_line(value) } else { plain() }));
+}
+
+/// A value as JSON on one line, in which whatever could drive a terminal is escaped.
+#[must_use]
+pub fn json_line(value: &impl Serialize) -> String {
+    let text = serde_json::to_string(value).unwrap_or_default();
+    if harmless(&text) == text {
+        return text;
+    }
+    // Such a character stands in a string only, and all of them are below U+10000.
+    text.chars().fold(String::with_capacity(text.len()), |mut shown, c| {
+        if c.is_ascii_graphic() || c == ' ' || harmless(c.encode_utf8(&mut [0; 4])) == c.to_string() {
+            shown.push(c);
+        } else {
+            let _ = write!(shown, "\\u{:04x}", u32::from(c)); // a String takes every write
+        }
+        shown
+    })
+}
+
+/// A value as a JSON object with more keys.
+#[must_use]
+pub fn with(value: &impl Serialize, more: Value) -> Value {
+    let mut object = json!(value);
+    if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
+        object.extend(more);
+    }
+    object
 }
 
 /// Writes a piece of the talk to standard error; nobody listening there is fine.
 pub fn talk(text: &str) {
-    let _ = io::stderr().lock().write_all(text.as_bytes()); // the answer is what counts
+    let _ = io::stderr().lock().write_all(harmless(text).as_bytes()); // the answer is what counts
 }
 
-/// Writes a line of the talk, made harmless.
+/// Writes a line of the talk.
 pub fn talk_line(text: &str) {
-    talk(&format!("{}\n", harmless(text)));
+    talk(&format!("{text}\n"));
 }
 
 /// Whether a person looks at standard output.
@@ -48,26 +82,69 @@ pub fn answers_to_a_person() -> bool {
     io::stdout().is_terminal()
 }
 
-/// A table as lines: columns padded to their widest cell, two spaces between, the last one unpadded.
+/// One line on standard error that tells what goes on and is written over by the next; nothing where no terminal
+/// is, or one that cannot do that.
+#[derive(Debug)]
+pub struct Spinner {
+    is_wanted: bool,
+    is_shown: bool,
+    turns: usize,
+}
+
+impl Spinner {
+    /// A spinner that is silent unless it is wanted.
+    #[must_use]
+    pub fn new(is_wanted: bool) -> Spinner {
+        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        Spinner { is_wanted: is_wanted && !is_dumb && io::stderr().is_terminal(), is_shown: false, turns: 0 }
+    }
+
+    /// Shows this, at most one line of 78 columns.
+    pub fn show(&mut self, text: &str) {
+        if !self.is_wanted {
+            return;
+        }
+        self.turns += 1;
+        let wheel = ["|", "/", "-", "\\"].get(self.turns % 4).unwrap_or(&"|");
+        let mut columns = 0;
+        let fits = |c: &char| {
+            columns += char_width(*c);
+            columns <= 76
+        };
+        let text: String = crate::words::text::harmless_line(text).chars().take_while(fits).collect();
+        self.is_shown = true;
+        let _ = write!(io::stderr().lock(), "\r\x1b[K{wheel} {text}"); // nobody looks, then
+    }
+
+    /// Takes the line away, before another one is written.
+    pub fn clear(&mut self) {
+        if std::mem::take(&mut self.is_shown) {
+            let _ = write!(io::stderr().lock(), "\r\x1b[K"); // as above
+        }
+    }
+}
+
+/// A table as lines, without the last newline: columns padded to their widest cell, two spaces between, the last one unpadded.
 ///
 /// Width is counted in characters, wide ones as two, combining ones as none, so that most of the world's
 /// writing lines up.
 #[must_use]
-pub fn table(rows: &[Vec<String>]) -> String {
+pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let header = Some(header.iter().map(ToString::to_string).collect()).filter(|_| !header.is_empty());
+    let rows: Vec<Vec<String>> = header.into_iter().chain(rows).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widest = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| width(cell)).max();
     let widths: Vec<usize> = (0..columns).map(|column| widest(column).unwrap_or(0)).collect();
-    let mut text = String::new();
-    for row in rows {
+    let mut lines: Vec<String> = Vec::new();
+    for row in &rows {
         let mut line = String::new();
         for (cell, column_width) in row.iter().zip(&widths) {
             line.push_str(cell);
             line.push_str(&" ".repeat(column_width.saturating_sub(width(cell)) + 2));
         }
-        text.push_str(line.trim_end());
-        text.push('\n');
+        lines.push(line.trim_end().to_owned());
     }
-    text
+    lines.join("\n")
 }
 
 /// The columns that a text takes in a terminal, by the common ranges of wide and combining characters.
@@ -113,7 +190,16 @@ mod tests {
     #[test]
     fn columns_line_up_with_wide_characters() {
         let rows = [["a", "b"], ["日本", "c"], ["e\u{301}", "d"]].map(|row| row.map(str::to_owned).to_vec());
-        assert_eq!(table(&rows), "a     b\n日本  c\ne\u{301}     d\n");
+        assert_eq!(table(&[], rows), "a     b\n日本  c\ne\u{301}     d");
+    }
+
+    #[test]
+    fn json_drives_no_terminal_and_means_the_same() {
+        let text = "\u{1b}[2J \u{7f}\u{9b}2J \u{202e}日本\n\t\"";
+        let line = json_line(&text);
+        assert_eq!(harmless(&line), line);
+        assert!(line.contains("\\u009b") && line.contains("日本"), "{line}");
+        assert_eq!(serde_json::from_str::<String>(&line).unwrap(), text);
     }
 
     #[test]

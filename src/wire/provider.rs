@@ -2,6 +2,7 @@
 //!
 //! Translation is in pure functions of `anthropic` and `openai`; bytes come over `curl`. Runs on the turn thread.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -234,6 +235,17 @@ impl Provider {
             Backend::Script { .. } => {}
         }
         self
+    }
+}
+
+/// What a person is told about it: never a key, but where it comes from.
+impl fmt::Display for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.backend {
+            Backend::Http(http) => http.fmt(f),
+            Backend::Script { file, .. } => write!(f, "script: the replies in \"{file}\""),
+            Backend::Command(model) => write!(f, "command: \"{}\"", model.command.join(" ")),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use insomnia::words::limits::Limits;
 use insomnia::words::message::LoggedItem;
 use insomnia::words::protocol::StreamEvent;
 
-use crate::world::read;
+use crate::world::{World, ran, read};
 
 fn readme() -> String {
     read(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md"))
@@ -81,9 +81,42 @@ fn every_command_it_shows_exists_and_every_command_is_shown() {
             assert!(matches!(parse(words), Ok(Asked::Run(..))), "{command}");
         }
     }
-    for command in COMMANDS {
+    for command in COMMANDS.iter() {
         assert!(text.contains(&format!("insomnia {}", command.name)), "{} is not shown", command.name);
     }
+}
+
+#[test]
+fn its_tour_runs_line_by_line() {
+    let text = readme();
+    let tour = text.split("\n## A five-minute tour\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let blocks = tour.split("```sh\n").skip(1).map(|block| block.split("```").next().unwrap());
+    // What builds is run by CI; the test brings its own programs.
+    let is_build = |line: &&str| line.starts_with("cargo build --release ");
+    let lines: Vec<&str> = blocks.flat_map(str::lines).filter(|line| !is_build(line)).collect();
+    assert!(tour.lines().any(|line| is_build(&line)) && lines.len() > 12, "{lines:?}");
+    let world = World::new();
+    let mut script = String::new();
+    for (number, line) in lines.iter().enumerate() {
+        script.push_str(&format!("{line}\necho \"@{number} $?\"\n"));
+    }
+    std::fs::write(world.path("tour.sh"), script).unwrap();
+    let programs = Path::new(env!("CARGO_BIN_EXE_insomnia")).parent().unwrap().display();
+    let path = format!("{programs}:{}", std::env::var("PATH").unwrap());
+    let tour = world.path("tour.sh");
+    let bash = world.program("bash", ["-c", "exec bash \"$0\" 2>&1", tour.to_str().unwrap()]);
+    let said = ran(bash.env("PATH", path)).stdout;
+    let mut rest = said.as_str();
+    for (number, line) in lines.iter().enumerate() {
+        let (printed, after) =
+            rest.split_once(&format!("@{number} ")).unwrap_or_else(|| panic!("{line}: {said}"));
+        assert!(after.starts_with("0\n"), "{line}: {printed}");
+        if let Some((_, wanted)) = line.split_once("# prints: ") {
+            assert!(printed.contains(wanted), "{line}: {printed}");
+        }
+        rest = after;
+    }
+    assert_eq!(world.table()["allocations"], serde_json::json!([]));
 }
 
 #[test]

@@ -54,6 +54,13 @@ pub(super) struct Http {
     pub(super) curl: Curl,
 }
 
+impl std::fmt::Display for Http {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = format!("{:?}", self.dialect).to_lowercase();
+        write!(f, "{kind}: model \"{}\" at {}, with {}", self.model, self.shown, self.key)
+    }
+}
+
 impl Http {
     /// Checks the settings and makes everything ready that stays the same for each request.
     pub(super) fn new(

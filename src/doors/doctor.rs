@@ -1,0 +1,218 @@
+//! `insomnia doctor`: whether pods can run here, found out by really doing it, and what to do where not.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde_json::json;
+
+use crate::doors::commands::Given;
+use crate::doors::find::Machine;
+use crate::doors::list;
+use crate::doors::terminal::{reply, table};
+use crate::store::manifest::{self, Manifest, ProviderKind, SandboxSetting, Source};
+use crate::store::paths::Directories;
+use crate::store::{life, session};
+use crate::sys::confine::View;
+use crate::sys::process::{ErrorOutput, Program};
+use crate::wire::launch::pod_command;
+use crate::wire::provider::{Provider, ProviderPlace};
+use crate::wire::sandbox::{Level, Sandbox};
+use crate::words::error::{Error, Result};
+use crate::words::identity::{PodId, PodName};
+use crate::words::text::cut_end;
+
+/// A program that does not tell its version by then hangs.
+const VERSION_LIMIT: Duration = Duration::from_secs(5);
+const VERSION_BYTES_MAX: usize = 64 << 10;
+/// Sessions that ended longer ago are worth a word.
+const STALE_SECONDS: u64 = 30 * 86_400;
+
+/// What one look has shown.
+#[derive(Debug, Serialize)]
+struct Finding {
+    what: &'static str,
+    /// `ok`, `note`, or `fault`: no pod can run.
+    state: &'static str,
+    finding: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    todo: Option<&'static str>,
+}
+
+/// The findings so far.
+#[derive(Debug, Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, what: &'static str, found: Result<String>, bad: &'static str, todo: &'static str) {
+        let is_ok = found.is_ok();
+        let finding = found.unwrap_or_else(|error| error.to_string());
+        let (state, todo) = if is_ok { ("ok", None) } else { (bad, Some(todo)) };
+        self.0.push(Finding { what, state, finding, todo });
+    }
+}
+
+/// Runs the command. The answer is whether a pod could do its work here.
+///
+/// # Errors
+/// When not even the current directory can be found.
+pub fn run(given: &Given) -> Result<bool> {
+    let current =
+        std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
+    let mut findings = Findings::default();
+    match Directories::from_environment() {
+        Ok(directories) => look(&mut findings, &directories, &current),
+        Err(error) => findings.add("directories", Err(error), "fault", "set HOME to an absolute path"),
+    }
+    let can_run = findings.0.iter().all(|finding| finding.state != "fault");
+    let plain = || {
+        let rows = findings.0.iter().flat_map(|Finding { what, state, finding, todo }| {
+            let todo = todo.map(|todo| vec![String::new(), String::new(), format!("-> {todo}")]);
+            [vec![(*state).to_owned(), (*what).to_owned(), finding.clone()]].into_iter().chain(todo)
+        });
+        let end =
+            if can_run { "pods can run here" } else { "no pod can run here until each fault is mended" };
+        format!("{}\n{end}", table(&[], rows))
+    };
+    reply(given, &json!({ "can_run": can_run, "findings": findings.0 }), plain);
+    Ok(can_run)
+}
+
+fn look(findings: &mut Findings, directories: &Directories, current: &Path) {
+    let machine = Machine::of(directories.clone());
+    let shown = format!("\"{}\": {}", directories.runtime.display(), directories.runtime_reason);
+    let own = "give INSOMNIA_RUNTIME_DIR a directory of your own with mode 0700 on a local disk";
+    findings.add("runtime directory", machine.as_ref().map(|_| shown).map_err(retold), "fault", own);
+    if let Ok(machine) = &machine {
+        let repair = "look at the process that is named, or run \"insomnia scope repair\"";
+        findings.add("scope.lock", lock(machine), "fault", repair);
+        findings.add("dead entries", dead(machine), "note", "nothing: the next start or loan takes them out");
+    }
+    let writable = writable(&directories.state);
+    findings.add("state directory", writable, "fault", "make it writable, or set XDG_STATE_HOME");
+    if let Ok(machine) = &machine {
+        let prune = "\"insomnia prune --dry-run\" shows them, without --dry-run it removes them";
+        findings.add("old sessions", stale(machine), "note", prune);
+    }
+    let mend = "correct that file; README lists the keys under \"Settings\"";
+    let files = manifest::files(&directories.config, current);
+    findings.add("manifests", files.map(|files| names(&files)), "fault", mend);
+    let settings = manifest::gather(&directories.config, current, Vec::new());
+    if let Err(error) = &settings {
+        findings.add("settings", Err(retold(error)), "fault", mend);
+    }
+    let settings = settings.unwrap_or_default();
+    let command = pod_command(&settings.pod_command);
+    let build = "put \"pod\" beside \"insomnia\", or correct INSOMNIA_POD_COMMAND or \"pod_command\"";
+    let is_own = settings.pod_command.is_empty() && std::env::var_os("INSOMNIA_POD_COMMAND").is_none();
+    let told = if is_own { version(&command) } else { Ok(format!("{} (of your own)", command.join(" "))) };
+    findings.add("pod command", told, "fault", build);
+    let allow = "pods work without the tool Shell; README says under \"What the model can do\" what it needs";
+    findings.add("sandbox", sandbox(&settings), "note", allow);
+    let provider = Provider::choose(&settings.provider);
+    let kind = provider.as_ref().ok().and_then(|settings| settings.kind);
+    let needs_curl = matches!(kind, None | Some(ProviderKind::Anthropic | ProviderKind::Openai));
+    let curl = version(&["curl".to_owned()]);
+    findings.add("curl", curl, if needs_curl { "fault" } else { "note" }, "install curl");
+    findings.add(
+        "grep",
+        version(&["grep".to_owned()]),
+        "note",
+        "install grep, or the tool SearchFiles fails",
+    );
+    let told = provider.and_then(|chosen| {
+        let (pod_id, name) = (PodId::new("doctor")?, PodName::new("doctor")?);
+        let place = ProviderPlace {
+            pod_id,
+            name,
+            directory: current.to_owned(),
+            private_dir: directories.runtime.clone(),
+        };
+        Provider::new(&chosen, place).map(|provider| provider.to_string())
+    });
+    findings.add("provider", told, "fault", "set what is missing; \"insomnia demo\" runs without it");
+}
+
+fn retold(error: &Error) -> Error {
+    Error::told(error.to_string())
+}
+
+fn lock(machine: &Machine) -> Result<String> {
+    let (path, entries) = (machine.lock.path(), machine.lock.read()?.allocations().len());
+    if !path.exists() {
+        return Ok("there is none yet: no pod has run here".into());
+    }
+    machine.lock.lock(None)?;
+    Ok(format!("\"{}\" is sound, free, and has {entries} entries", path.display()))
+}
+
+fn dead(machine: &Machine) -> Result<String> {
+    let table = machine.lock.read().unwrap_or_default();
+    let dead = table.allocations().iter().filter(|entry| life::is_dead(machine.lock.runtime(), entry));
+    match dead.map(|entry| entry.pod_id.as_str()).collect::<Vec<_>>().join(", ") {
+        ids if ids.is_empty() => Ok("none".into()),
+        ids => Err(Error::told(format!("these pods ended without saying so: {ids}"))),
+    }
+}
+
+fn writable(state: &Path) -> Result<String> {
+    let probe = state.join(".doctor");
+    std::fs::create_dir_all(state)
+        .and_then(|()| std::fs::write(&probe, "x"))
+        .and_then(|()| std::fs::remove_file(&probe))
+        .map_err(|source| Error::io(format!("write in \"{}\"", state.display()), source))?;
+    Ok(format!("\"{}\" has sessions of {} pods", state.display(), session::pod_ids(state).len()))
+}
+
+fn stale(machine: &Machine) -> Result<String> {
+    let old = list::ended_sessions(machine, STALE_SECONDS)?;
+    if old.is_empty() {
+        return Ok("none ended more than 30 days ago".into());
+    }
+    let bytes: u64 = old.iter().map(|session| session.bytes).sum();
+    Err(Error::told(format!("{} ended more than 30 days ago and take {} KiB", old.len(), bytes >> 10)))
+}
+
+fn names(files: &[(Source, std::path::PathBuf)]) -> String {
+    let name = |(source, path): &(Source, std::path::PathBuf)| {
+        let kind = match source {
+            Source::User => "yours",
+            Source::Project => "the project's, which may not widen rights",
+            Source::TrustedProject => "the project's, which you trust",
+            Source::Overlay => "given along",
+        };
+        let missing = if path.exists() { "" } else { ", which does not exist" };
+        format!("\"{}\" ({kind}{missing})", path.display())
+    };
+    files.iter().map(name).collect::<Vec<_>>().join(", then ")
+}
+
+/// The first line of what a program says to `--version`.
+fn version(command: &[String]) -> Result<String> {
+    let program = command.first().map(String::as_str).unwrap_or_default();
+    let failed = |source| Error::io(format!("run \"{program} --version\""), source);
+    let args = command.iter().skip(1).map(String::as_str).chain(["--version"]);
+    let mut running = Program::new(program, args).start(ErrorOutput::Separate).map_err(failed)?;
+    let by = Instant::now() + VERSION_LIMIT;
+    let text = running.read_to_end(VERSION_BYTES_MAX, None, by).map_err(failed)?;
+    let ended = running.wait(by).map_err(failed)?;
+    let text = String::from_utf8_lossy(&text);
+    match text.lines().next().filter(|_| ended.success()) {
+        Some(line) => Ok(format!("{} ({program})", cut_end(line, 40))),
+        None => Err(Error::told(format!("\"{program} --version\" fails ({ended})"))),
+    }
+}
+
+fn sandbox(settings: &Manifest) -> Result<String> {
+    let failed = |source| Error::io("open \"/dev/null\"", source);
+    if settings.shell.sandbox == SandboxSetting::Off {
+        return Err(Error::told(format!("level {}", Level::Unconfined)));
+    }
+    let pod = pod_command(&[]).into_iter().next().unwrap_or_default();
+    let sandbox = Sandbox::with_program(pod.into(), File::open("/dev/null").map_err(failed)?);
+    let view = || View { network: settings.shell.network, ..View::default() };
+    let level = sandbox.probe(view);
+    let told = format!("level {level}");
+    if *level == Level::Namespaces { Ok(told) } else { Err(Error::told(told)) }
+}

@@ -1,0 +1,280 @@
+//! `insomnia list`, and what is kept of pods that have ended: `show` and `prune`.
+
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::doors::commands::Given;
+use crate::doors::find::Machine;
+use crate::doors::terminal::{ago, answers_to_a_person, reply, table, talk_line, with};
+use crate::store::life::{self, Holding};
+use crate::store::manifest;
+use crate::store::session::{self, Session};
+use crate::sys::clock;
+use crate::tools::survey;
+use crate::words::allocation::{Allocation, AllocationTable};
+use crate::words::error::{Error, Result};
+use crate::words::identity::{Life, PodId};
+use crate::words::limits::MAX_LAST_RESPONSE_BYTES;
+use crate::words::protocol::{Status, StatusReply};
+use crate::words::text::{cut_end, harmless_line};
+
+/// `insomnia list`: the pods of the lock, asked in parallel, and with `--all` the newest ended session of each
+/// other pod_id.
+///
+/// # Errors
+/// When the lock cannot be read.
+pub fn list(machine: &Machine, given: &Given) -> Result<bool> {
+    let lock_table = machine.lock.read()?;
+    let is_alive = |entry: &&Allocation| !life::is_dead(machine.lock.runtime(), entry);
+    let entries: Vec<&Allocation> = lock_table.allocations().iter().filter(is_alive).collect();
+    let addresses: Vec<_> = entries.iter().map(|entry| survey::address_of(entry)).collect();
+    let answers = survey::ask_all(&addresses, None);
+    let usage = |(entry, asked): (&&Allocation, &Option<StatusReply>)| {
+        Some((entry.pod_id.clone(), asked.as_ref()?.usage))
+    };
+    let usages: Vec<_> = entries.iter().zip(&answers).filter_map(usage).collect();
+    let mut pods: Vec<Value> = Vec::new();
+    for (entry, asked) in entries.iter().zip(answers) {
+        let row = match asked {
+            // Who it belongs to now, which may not be the one that spawned it.
+            Some(status) => json!(StatusReply { spawner: entry.delegated_from.clone(), ..status }),
+            None => unanswered(machine, entry),
+        };
+        let tree = survey::usage_of_tree(&lock_table, &entry.pod_id, &usages);
+        pods.push(with(&row, json!({ "usage_tree": tree })));
+    }
+    if given.has("all") {
+        let living = |id: &PodId| entries.iter().any(|entry| entry.pod_id == *id);
+        let ids = session::pod_ids(&machine.directories.state).into_iter().filter(|id| !living(id));
+        pods.extend(ids.filter_map(|id| ended(machine, &id)));
+    }
+    if pods.is_empty() && !given.has("json") {
+        talk_line("no pod lives; \"insomnia run\" starts one");
+        return Ok(true);
+    }
+    let header = ["POD", "STATUS", "FOR", "SPAWNER", "SHELL", "WRITES", "LAST WORDS"];
+    reply(given, &json!({ "pods": pods }), || table(&header, pods.iter().map(row)));
+    Ok(true)
+}
+
+fn row(pod: &Value) -> Vec<String> {
+    let text = |key: &str| pod.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let scope = pod.get("scope").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
+    let writes: Vec<&str> =
+        scope.filter_map(|rule| rule.split_once(":write").map(|(path, _)| path)).collect();
+    let writes = if writes.is_empty() { "-".to_owned() } else { writes.join(" ") };
+    let since = pod.get("since").and_then(Value::as_u64);
+    let answers = pod.get("answers").and_then(Value::as_bool).unwrap_or(true);
+    let status = if answers { text("status") } else { format!("{}?", text("status")) };
+    let spawner = Some(text("spawner")).filter(|spawner| !spawner.is_empty()).unwrap_or_else(|| "-".into());
+    vec![
+        text("pod_id"),
+        status,
+        since.map_or_else(|| "-".to_owned(), |since| ago(since, clock::now_seconds())),
+        spawner,
+        text("sandbox").chars().next().map_or_else(|| "-".to_owned(), String::from),
+        harmless_line(&writes),
+        cut_end(&harmless_line(&text("last_response")), if answers_to_a_person() { 50 } else { 200 }),
+    ]
+}
+
+/// A pod that lives but does not answer, as far as its session tells.
+fn unanswered(machine: &Machine, entry: &Allocation) -> Value {
+    let folder = survey::session_folder(&machine.directories.state, &entry.pod_id, &entry.life);
+    let summary = survey::logged_summary(folder.as_deref());
+    let state_dir = folder.map(|folder| folder.to_string_lossy().into_owned()).unwrap_or_default();
+    json!(StatusReply {
+        pod_id: entry.pod_id.clone(),
+        name: entry.name.clone(),
+        pid: entry.pid,
+        life: entry.life.clone(),
+        status: survey::last_known(&summary),
+        detail: "lives but does not answer".into(),
+        since: entry.since,
+        answers: false,
+        protocol: 0,
+        version: String::new(),
+        scope: entry.scope_allow.clone(),
+        lent: Vec::new(),
+        sandbox: String::new(),
+        turn: summary.turn,
+        last_response: cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
+        last_result: summary.last_result,
+        usage: summary.usage,
+        model: summary.model.unwrap_or_default(),
+        spawner: entry.delegated_from.clone(),
+        log: session::log_path(Path::new(&state_dir)).to_string_lossy().into_owned(),
+        state_dir,
+        queued: 0,
+        events_in_flight: 0,
+    })
+}
+
+/// The newest session of a pod that has ended; its last item tells since when.
+fn ended(machine: &Machine, id: &PodId) -> Option<Value> {
+    let folder = session::folders_of(&machine.directories.state, id).into_iter().next()?;
+    let told = |detail: &str| {
+        json!({ "pod_id": id, "name": id, "status": Status::Stopped, "detail": detail, "scope": [],
+            "state_dir": folder, "log": session::log_path(&folder) })
+    };
+    let opened = Session::open_to_read(&folder);
+    let read =
+        opened.and_then(|session| Ok((session.page(session.len().saturating_sub(1))?, session.summary())));
+    let (last, summary) = match read {
+        Ok(read) => read,
+        Err(error) => return Some(told(&error.to_string())),
+    };
+    let more = json!({
+        "since": last.items.first().map(|last| last.at / 1000), "turn": summary.turn, "usage": summary.usage,
+        "last_response": cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
+        "last_result": summary.last_result
+    });
+    Some(with(&told("has ended"), more))
+}
+
+/// `insomnia show POD`: the settings of its session as resolved, each with where it comes from. Values of headers
+/// may be secrets and are left out.
+///
+/// # Errors
+/// When there was never such a pod, or its settings cannot be read.
+pub fn show(machine: &Machine, given: &Given) -> Result<bool> {
+    let folder = machine.folder(given.word(0, "POD")?)?;
+    let mut settings = manifest::lay_over(&[manifest::saved(&folder)?])?;
+    settings.provider.headers.values_mut().for_each(|value| *value = json!("(not shown)"));
+    let (values, sources) = (json!(settings), &settings.sources);
+    let source = |key: &str| sources.get(key).map_or("built in", String::as_str);
+    let plain = || {
+        let each = values.as_object().into_iter().flat_map(manifest::flatten);
+        let rows = each.map(|(key, value)| vec![key.clone(), value.to_string(), source(&key).to_owned()]);
+        table(&["KEY", "VALUE", "FROM"], rows)
+    };
+    reply(given, &json!({ "state_dir": folder, "settings": values, "sources": sources }), plain);
+    Ok(true)
+}
+
+/// A session whose pod has ended.
+#[derive(Debug, Clone, Serialize)]
+pub struct EndedSession {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Its pod.
+    pub pod_id: PodId,
+    /// When something was written into its history last, in seconds before now.
+    pub age_seconds: u64,
+    /// What its files take.
+    pub bytes: u64,
+}
+
+/// The sessions that ended at least so long ago. A pod lives when its life is held, whatever its entry says; of one
+/// that lives, its own and the newest session stay, and so does each whose history some process has open, which
+/// may be a pod with another runtime directory.
+///
+/// # Errors
+/// When the lock or a life file cannot be read: nobody knows who lives, then.
+pub fn ended_sessions(machine: &Machine, age_seconds_min: u64) -> Result<Vec<EndedSession>> {
+    let runtime = machine.lock.runtime();
+    let mut living: Vec<(PodId, Life)> = Vec::new();
+    for life in life::all(runtime)?.into_iter().filter(|life| life::probe(runtime, life) == Holding::Held) {
+        living.push((life::entry_of(runtime, &life)?.pod_id, life));
+    }
+    let table = machine.lock.read()?;
+    let entries = table.allocations().iter().filter(|entry| !life::is_dead(runtime, entry));
+    living.extend(entries.map(|entry| (entry.pod_id.clone(), entry.life.clone())));
+    let (state, open) = (&machine.directories.state, open_files());
+    let mut found = Vec::new();
+    for pod_id in session::pod_ids(state) {
+        for (at, folder) in session::folders_of(state, &pod_id).into_iter().enumerate() {
+            let own = |(id, life): &(PodId, Life)| {
+                *id == pod_id
+                    && (at == 0 || survey::session_folder(state, id, life).as_ref() == Some(&folder))
+            };
+            let Ok(history) = std::fs::metadata(session::history_path(&folder)) else { continue };
+            let age_seconds = clock::now_seconds().saturating_sub(history.mtime().unsigned_abs());
+            let is_open = open.contains(&(history.dev(), history.ino()));
+            if age_seconds >= age_seconds_min && !is_open && !living.iter().any(own) {
+                let bytes = size(&folder);
+                found.push(EndedSession { folder, pod_id: pod_id.clone(), age_seconds, bytes });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Device and inode of every file that a process of this user has open. Source: proc_pid_fd(5).
+fn open_files() -> HashSet<(u64, u64)> {
+    let entries = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
+    let descriptors = entries("/proc".into()).flat_map(|process| entries(process.path().join("fd")));
+    let opened = descriptors.filter_map(|descriptor| std::fs::metadata(descriptor.path()).ok());
+    opened.map(|file| (file.dev(), file.ino())).collect()
+}
+
+fn size(path: &Path) -> u64 {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return 0 };
+    let inside = std::fs::read_dir(path).into_iter().flatten().flatten().filter(|_| metadata.is_dir());
+    metadata.len() + inside.map(|entry| size(&entry.path())).sum::<u64>()
+}
+
+/// `insomnia prune`: removes sessions of pods that ended long ago. They are put aside under the lock, so that no
+/// pod can come back to one meanwhile, and removed after it.
+///
+/// # Errors
+/// When it cannot be known who lives, or a folder cannot be removed.
+pub fn prune(machine: &Machine, given: &Given) -> Result<bool> {
+    let age = seconds(given.value("older-than").unwrap_or("30d"))?;
+    let (state, is_dry) = (&machine.directories.state, given.has("dry-run"));
+    let aside = state.join(".pruned");
+    let failed = |source| Error::io(format!("put sessions aside in \"{}\"", aside.display()), source);
+    let sessions = if is_dry {
+        ended_sessions(machine, age)?
+    } else {
+        let put_aside = |_: &mut AllocationTable| {
+            let sessions = ended_sessions(machine, age)?;
+            std::fs::create_dir_all(&aside).map_err(failed)?;
+            for session in &sessions {
+                let name = session::session_name(&session.folder).replace('/', "-");
+                std::fs::rename(&session.folder, aside.join(name)).map_err(failed)?;
+                if let Some(pod) = session.folder.parent() {
+                    let _ = std::fs::remove_dir(pod); // stays while another session is in it
+                }
+            }
+            Ok(sessions)
+        };
+        machine.lock.edit(None, put_aside)?.value
+    };
+    match std::fs::remove_dir_all(&aside) {
+        Err(error) if !is_dry && error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Error::io(format!("remove \"{}\"", aside.display()), error));
+        }
+        Ok(()) | Err(_) => {}
+    }
+    let bytes: u64 = sessions.iter().map(|session| session.bytes).sum();
+    let plain = || {
+        let line = |session: &EndedSession| {
+            let now = clock::now_seconds();
+            let age = ago(now.saturating_sub(session.age_seconds), now);
+            format!(
+                "{}  {age}  {} KiB\n",
+                session::session_name(&session.folder),
+                session.bytes.div_ceil(1024)
+            )
+        };
+        let lines: String = sessions.iter().map(line).collect();
+        let (would, count) = (if is_dry { "would free" } else { "freed" }, sessions.len());
+        format!("{lines}{would} {} KiB of {count} sessions", bytes.div_ceil(1024))
+    };
+    reply(given, &json!({ "dry_run": is_dry, "bytes": bytes, "sessions": sessions }), plain);
+    Ok(true)
+}
+
+/// An age such as `12h` or `30d`.
+fn seconds(age: &str) -> Result<u64> {
+    let unit = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
+    let read = unit
+        .iter()
+        .find_map(|(unit, seconds)| age.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(*seconds));
+    read.ok_or_else(|| Error::Usage(format!("--older-than needs an age such as 12h or 30d, not \"{age}\"")))
+}
