@@ -94,15 +94,15 @@ pub mod heart {
 pub mod doors {
     pub mod cli;
     pub mod commands;
-    pub mod demo;
-    pub mod doctor;
-    pub mod find;
-    pub mod follow;
-    pub mod list;
-    pub mod manual;
+    mod demo;
+    mod doctor;
+    mod find;
+    mod follow;
+    mod list;
+    mod manual;
     pub mod pod_command;
-    pub mod run;
-    pub mod scope;
-    pub mod talk;
-    pub mod terminal;
+    mod run;
+    mod scope;
+    mod talk;
+    mod terminal;
 }

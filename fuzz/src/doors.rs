@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use insomnia::doors::commands::{self, Asked, Command, Given};
-use insomnia::doors::pod_command::{self, Arguments, Mode, Parsed};
+use insomnia::doors::pod_command::{self, Arguments, Mode};
 use insomnia::tools::edit::{EditError, edit_text};
 use insomnia::tools::glob::Glob;
 use insomnia::tools::search::split_absolute;
@@ -27,8 +27,8 @@ pub fn command_line(bytes: &[u8]) {
         })
     } else {
         pod_command::parse(given).map(|parsed| match parsed {
-            Parsed::Print(text) => assert!(!text.is_empty()),
-            Parsed::Run(arguments) => pod_comes_back(&arguments),
+            Err(text) => assert!(!text.is_empty()),
+            Ok(arguments) => pod_comes_back(&arguments),
         })
     };
     assert!(matches!(outcome, Ok(()) | Err(Error::Usage(_))), "{outcome:?}");
@@ -69,7 +69,7 @@ fn pod_comes_back(arguments: &Arguments) {
     overlay.iter().for_each(|value| add("overlay", value.as_os_str()));
     again.extend(options.resume.then(|| "--resume".into()));
     again.extend((*mode == Mode::Foreground).then(|| "--foreground".into()));
-    let Ok(Parsed::Run(twice)) = pod_command::parse(again) else { panic!("{arguments:?}") };
+    let Ok(Ok(twice)) = pod_command::parse(again) else { panic!("{arguments:?}") };
     assert_eq!(format!("{twice:?}"), format!("{arguments:?}"));
 }
 

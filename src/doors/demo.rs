@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::doors::find::Machine;
+use crate::doors::find::{Machine, new_cancel};
 use crate::doors::follow::{First, Followed, Over, Presses, Style};
 use crate::doors::scope;
 use crate::store::life;
@@ -15,7 +15,7 @@ use crate::store::paths::Directories;
 use crate::sys::clock::random_hex;
 use crate::sys::process;
 use crate::wire::client::{self, Address};
-use crate::wire::launch::{Launch, pod_command};
+use crate::wire::launch::{Launch, launch, pod_command};
 use crate::words::error::{Error, Result};
 use crate::words::protocol::{Method, RunReply, StreamEvent};
 
@@ -82,10 +82,7 @@ struct Demo {
 }
 
 /// Runs the demo. The answer is whether everything came out as it must.
-///
-/// # Errors
-/// When something cannot be done at all.
-pub fn run() -> Result<bool> {
+pub(super) fn run() -> Result<bool> {
     let presses = Presses::listen(|| {})?;
     let place = make_place()?;
     let mut demo = Demo::start(&place.0, presses)?;
@@ -128,7 +125,7 @@ impl Demo {
         let project = place.join("project");
         let rule = format!("{}:write", project.display());
         let overlay = json!({ "provider": { "kind": "script", "file": place.join("script.json") } });
-        let ready = machine.launch(Launch {
+        let wanted = Launch {
             command: &pod_command(&[]),
             args: &["--name", "lead", "--scope", &rule, "--overlay", "-"].map(str::to_owned),
             directory: &project,
@@ -140,7 +137,8 @@ impl Demo {
                 ("HOME", place),
             ],
             limit: STEP_LIMIT,
-        })?;
+        };
+        let ready = launch(wanted, &new_cancel()?)?;
         let address = Address { pod: ready.pod_id.to_string(), socket: ready.socket, life: None };
         let mut root = Followed::begin(&address, None, Style::Show, First::Leaves, presses)?;
         root.follower.within = format!("{}/", project.display());

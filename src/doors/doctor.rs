@@ -40,102 +40,92 @@ struct Finding {
     todo: Option<&'static str>,
 }
 
-/// The findings so far.
-#[derive(Debug, Default)]
-struct Findings(Vec<Finding>);
-
-impl Findings {
-    fn add(&mut self, what: &'static str, found: Result<String>, bad: &'static str, todo: &'static str) {
-        let is_ok = found.is_ok();
-        let finding = found.unwrap_or_else(|error| error.to_string());
-        let (state, todo) = if is_ok { ("ok", None) } else { (bad, Some(todo)) };
-        self.0.push(Finding { what, state, finding, todo });
+impl Finding {
+    fn new<E: ToString>(
+        what: &'static str,
+        found: Result<String, E>,
+        bad: &'static str,
+        todo: &'static str,
+    ) -> Finding {
+        match found {
+            Ok(finding) => Finding { what, state: "ok", finding, todo: None },
+            Err(error) => Finding { what, state: bad, finding: error.to_string(), todo: Some(todo) },
+        }
     }
 }
 
 /// Runs the command. The answer is whether a pod could do its work here.
-///
-/// # Errors
-/// When not even the current directory can be found.
-pub fn run(given: &Given) -> Result<bool> {
+pub(super) fn run(given: &Given) -> Result<bool> {
     let current =
         std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
-    let mut findings = Findings::default();
-    match Directories::from_environment() {
-        Ok(directories) => look(&mut findings, &directories, &current),
-        Err(error) => findings.add("directories", Err(error), "fault", "set HOME to an absolute path"),
-    }
-    let can_run = findings.0.iter().all(|finding| finding.state != "fault");
+    let findings = match Directories::from_environment() {
+        Ok(directories) => look(&directories, &current),
+        Err(error) => {
+            vec![Finding::new("directories", Err(error), "fault", "set HOME to an absolute path")]
+        }
+    };
+    let can_run = findings.iter().all(|finding| finding.state != "fault");
     let plain = || {
-        let rows = findings.0.iter().flat_map(|Finding { what, state, finding, todo }| {
+        let rows = findings.iter().flat_map(|Finding { what, state, finding, todo }| {
             let todo = todo.map(|todo| vec![String::new(), String::new(), format!("-> {todo}")]);
             [vec![(*state).to_owned(), (*what).to_owned(), finding.clone()]].into_iter().chain(todo)
         });
         let end =
-            if can_run { "pods can run here" } else { "no pod can run here until each fault is mended" };
+            if can_run { "pods can run here" } else { "no pod can run here until the faults are mended" };
         format!("{}\n{end}", table(&[], rows))
     };
-    reply(given, &json!({ "can_run": can_run, "findings": findings.0 }), plain);
+    reply(given, &json!({ "can_run": can_run, "findings": findings }), plain);
     Ok(can_run)
 }
 
-fn look(findings: &mut Findings, directories: &Directories, current: &Path) {
+fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
     let machine = Machine::of(directories.clone());
-    let shown = format!("\"{}\": {}", directories.runtime.display(), directories.runtime_reason);
+    let runtime = format!("\"{}\": {}", directories.runtime.display(), directories.runtime_reason);
+    let runtime = machine.as_ref().map(|_| runtime);
     let own = "give INSOMNIA_RUNTIME_DIR a directory of your own with mode 0700 on a local disk";
-    findings.add("runtime directory", machine.as_ref().map(|_| shown).map_err(retold), "fault", own);
+    let mut findings = vec![
+        Finding::new("runtime directory", runtime, "fault", own),
+        Finding::new(
+            "state directory",
+            writable(&directories.state),
+            "fault",
+            "make it writable, or set XDG_STATE_HOME",
+        ),
+    ];
     if let Ok(machine) = &machine {
         let repair = "look at the process that is named, or run \"insomnia scope repair\"";
-        findings.add("scope.lock", lock(machine), "fault", repair);
-        findings.add("dead entries", dead(machine), "note", "nothing: the next start or loan takes them out");
-    }
-    let writable = writable(&directories.state);
-    findings.add("state directory", writable, "fault", "make it writable, or set XDG_STATE_HOME");
-    if let Ok(machine) = &machine {
+        let nothing = "nothing: the next start or loan takes them out";
         let prune = "\"insomnia prune --dry-run\" shows them, without --dry-run it removes them";
-        findings.add("old sessions", stale(machine), "note", prune);
+        findings.push(Finding::new("scope.lock", lock(machine), "fault", repair));
+        findings.push(Finding::new("dead entries", dead(machine), "note", nothing));
+        findings.push(Finding::new("old sessions", stale(machine), "note", prune));
     }
-    let mend = "correct that file; README lists the keys under \"Settings\"";
-    let files = manifest::files(&directories.config, current);
-    findings.add("manifests", files.map(|files| names(&files)), "fault", mend);
+    let files = manifest::files(&directories.config, current).map(|files| names(&files));
     let settings = manifest::gather(&directories.config, current, Vec::new());
-    if let Err(error) = &settings {
-        findings.add("settings", Err(retold(error)), "fault", mend);
-    }
+    let is_valid = settings.as_ref().map(|_| ()).map_err(ToString::to_string);
     let settings = settings.unwrap_or_default();
-    let command = pod_command(&settings.pod_command);
-    let build = "put \"pod\" beside \"insomnia\", or correct INSOMNIA_POD_COMMAND or \"pod_command\"";
-    let is_own = settings.pod_command.is_empty() && std::env::var_os("INSOMNIA_POD_COMMAND").is_none();
-    let told = if is_own { version(&command) } else { Ok(format!("{} (of your own)", command.join(" "))) };
-    findings.add("pod command", told, "fault", build);
-    let allow = "pods work without the tool Shell; README says under \"What the model can do\" what it needs";
-    findings.add("sandbox", sandbox(&settings), "note", allow);
     let provider = Provider::choose(&settings.provider);
     let kind = provider.as_ref().ok().and_then(|settings| settings.kind);
     let needs_curl = matches!(kind, None | Some(ProviderKind::Anthropic | ProviderKind::Openai));
-    let curl = version(&["curl".to_owned()]);
-    findings.add("curl", curl, if needs_curl { "fault" } else { "note" }, "install curl");
-    findings.add(
-        "grep",
-        version(&["grep".to_owned()]),
-        "note",
-        "install grep, or the tool SearchFiles fails",
-    );
-    let told = provider.and_then(|chosen| {
+    let provider = provider.and_then(|chosen| {
         let (pod_id, name) = (PodId::new("doctor")?, PodName::new("doctor")?);
-        let place = ProviderPlace {
-            pod_id,
-            name,
-            directory: current.to_owned(),
-            private_dir: directories.runtime.clone(),
-        };
+        let (directory, private_dir) = (current.to_owned(), directories.runtime.clone());
+        let place = ProviderPlace { pod_id, name, directory, private_dir };
         Provider::new(&chosen, place).map(|provider| provider.to_string())
     });
-    findings.add("provider", told, "fault", "set what is missing; \"insomnia demo\" runs without it");
-}
-
-fn retold(error: &Error) -> Error {
-    Error::told(error.to_string())
+    let mend = "correct that file; README lists the keys under \"Settings\"";
+    let build = "put \"pod\" beside \"insomnia\", or correct INSOMNIA_POD_COMMAND or \"pod_command\"";
+    let allow = "pods work without the tool Shell; README says under \"What the model can do\" what it needs";
+    let files = files.map_err(|error| error.to_string());
+    findings.extend([
+        Finding::new("manifests", files.and_then(|files| is_valid.map(|()| files)), "fault", mend),
+        Finding::new("pod command", pod(&settings), "fault", build),
+        Finding::new("sandbox", sandbox(&settings), "note", allow),
+        Finding::new("curl", version("curl"), if needs_curl { "fault" } else { "note" }, "install curl"),
+        Finding::new("grep", version("grep"), "note", "install grep, or the tool SearchFiles fails"),
+        Finding::new("provider", provider, "fault", "set what is missing; \"insomnia demo\" runs without it"),
+    ]);
+    findings
 }
 
 fn lock(machine: &Machine) -> Result<String> {
@@ -170,7 +160,7 @@ fn stale(machine: &Machine) -> Result<String> {
     if old.is_empty() {
         return Ok("none ended more than 30 days ago".into());
     }
-    let bytes: u64 = old.iter().map(|session| session.bytes).sum();
+    let bytes: u64 = old.iter().map(|session| list::size(&session.folder)).sum();
     Err(Error::told(format!("{} ended more than 30 days ago and take {} KiB", old.len(), bytes >> 10)))
 }
 
@@ -188,17 +178,28 @@ fn names(files: &[(Source, std::path::PathBuf)]) -> String {
     files.iter().map(name).collect::<Vec<_>>().join(", then ")
 }
 
-/// The first line of what a program says to `--version`.
-fn version(command: &[String]) -> Result<String> {
+/// Our own command is run; one of a person's may do anything, so it is only looked for.
+fn pod(settings: &Manifest) -> Result<String> {
+    let command = pod_command(&settings.pod_command);
     let program = command.first().map(String::as_str).unwrap_or_default();
+    if command == pod_command(&[]) && std::env::var_os("INSOMNIA_POD_COMMAND").is_none() {
+        return version(program);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    match std::env::split_paths(&path).any(|directory| directory.join(program).is_file()) {
+        true => Ok(command.join(" ")),
+        false => Err(Error::told(format!("there is no program \"{program}\""))),
+    }
+}
+
+/// The first line of what a program says to `--version`.
+fn version(program: &str) -> Result<String> {
     let failed = |source| Error::io(format!("run \"{program} --version\""), source);
-    let args = command.iter().skip(1).map(String::as_str).chain(["--version"]);
-    let mut running = Program::new(program, args).start(ErrorOutput::Separate).map_err(failed)?;
+    let mut running = Program::new(program, ["--version"]).start(ErrorOutput::Separate).map_err(failed)?;
     let by = Instant::now() + VERSION_LIMIT;
     let text = running.read_to_end(VERSION_BYTES_MAX, None, by).map_err(failed)?;
     let ended = running.wait(by).map_err(failed)?;
-    let text = String::from_utf8_lossy(&text);
-    match text.lines().next().filter(|_| ended.success()) {
+    match String::from_utf8_lossy(&text).lines().next().filter(|_| ended.success()) {
         Some(line) => Ok(format!("{} ({program})", cut_end(line, 40))),
         None => Err(Error::told(format!("\"{program} --version\" fails ({ended})"))),
     }

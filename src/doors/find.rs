@@ -22,18 +22,18 @@ use crate::words::protocol::{Method, StatusReply};
 
 /// The directories and the lock that a command works with.
 #[derive(Debug, Clone)]
-pub struct Machine {
+pub(super) struct Machine {
     /// Insomnia's directories.
-    pub directories: Directories,
+    pub(super) directories: Directories,
     /// The lock file.
-    pub lock: ScopeLock,
+    pub(super) lock: ScopeLock,
     /// Where the command was called.
-    pub current: PathBuf,
+    pub(super) current: PathBuf,
 }
 
 /// A pod that a person means.
 #[derive(Debug)]
-pub enum Found {
+pub(super) enum Found {
     /// It has an entry.
     Living(Box<Allocation>),
     /// It has no entry here, but a socket: it is another user's, or uses another runtime directory.
@@ -44,18 +44,12 @@ pub enum Found {
 
 impl Machine {
     /// This user's directories, the runtime directory made if it is missing.
-    ///
-    /// # Errors
-    /// When a directory cannot be used.
-    pub fn open() -> Result<Machine> {
+    pub(super) fn open() -> Result<Machine> {
         Machine::of(Directories::from_environment()?)
     }
 
     /// These directories.
-    ///
-    /// # Errors
-    /// When the runtime directory cannot be used.
-    pub fn of(directories: Directories) -> Result<Machine> {
+    pub(super) fn of(directories: Directories) -> Result<Machine> {
         let current =
             std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
         let runtime = RuntimeDirectory::open_or_create(&directories.runtime)?;
@@ -63,18 +57,12 @@ impl Machine {
     }
 
     /// The settings of this user in this directory.
-    ///
-    /// # Errors
-    /// When a manifest is wrong.
-    pub fn settings(&self) -> Result<Manifest> {
+    pub(super) fn settings(&self) -> Result<Manifest> {
         manifest::gather(&self.directories.config, &self.current, Vec::new())
     }
 
     /// The living pod of this user that is meant.
-    ///
-    /// # Errors
-    /// When there is none; the sentence lists those that live.
-    pub fn living(&self, pod: &str) -> Result<Allocation> {
+    pub(super) fn living(&self, pod: &str) -> Result<Allocation> {
         let table = self.lock.read()?;
         living_in(&table, pod).cloned().ok_or_else(|| match elsewhere(pod) {
             Some((_, owner)) => Error::told(format!(
@@ -91,10 +79,7 @@ impl Machine {
     }
 
     /// The address of the living pod that is meant, another user's included.
-    ///
-    /// # Errors
-    /// As `living`.
-    pub fn address(&self, pod: &str) -> Result<Address> {
+    pub(super) fn address(&self, pod: &str) -> Result<Address> {
         match self.living(pod) {
             // People mean whoever listens there, so no life is asked for.
             Ok(entry) => Ok(Address { life: None, ..survey::address_of(&entry) }),
@@ -103,10 +88,7 @@ impl Machine {
     }
 
     /// The pod that is meant, living or ended.
-    ///
-    /// # Errors
-    /// When there was never one.
-    pub fn any(&self, pod: &str) -> Result<Found> {
+    pub(super) fn any(&self, pod: &str) -> Result<Found> {
         let table = self.lock.read().unwrap_or_default(); // a damaged lock does not hide the sessions
         let is_alive = |entry: &&Allocation| !life::is_dead(self.lock.runtime(), entry);
         if let Some(entry) = living_in(&table, pod).filter(is_alive) {
@@ -126,10 +108,7 @@ impl Machine {
     }
 
     /// The session folder of the pod that is meant.
-    ///
-    /// # Errors
-    /// As `any`, and when a living pod has no session.
-    pub fn folder(&self, pod: &str) -> Result<PathBuf> {
+    pub(super) fn folder(&self, pod: &str) -> Result<PathBuf> {
         match self.any(pod)? {
             Found::Ended(folder) => Ok(folder),
             Found::Elsewhere(address) => {
@@ -147,10 +126,7 @@ impl Machine {
     }
 
     /// Ends a pod, or with the tree every pod below it too; each outcome.
-    ///
-    /// # Errors
-    /// When no descriptor is left.
-    pub fn stop(
+    pub(super) fn stop(
         &self,
         target: &Allocation,
         tree: bool,
@@ -166,19 +142,21 @@ impl Machine {
         })
     }
 
-    /// Starts a pod.
-    ///
-    /// # Errors
-    /// As `launch::launch`.
-    pub fn launch(&self, wanted: Launch<'_>) -> Result<Ready> {
+    /// Starts a pod here.
+    pub(super) fn launch(&self, settings: &Manifest, args: &[String], overlay: &str) -> Result<Ready> {
+        let wanted = Launch {
+            command: &launch::pod_command(&settings.pod_command),
+            args,
+            directory: &self.current,
+            overlay,
+            variables: &[],
+            limit: settings.limits.launch(),
+        };
         launch::launch(wanted, &new_cancel()?)
     }
 
     /// What a person who leaves a pod must know: who still runs, and how to reach them.
-    ///
-    /// # Errors
-    /// When the lock cannot be read.
-    pub fn who_lives_on(&self, pod: &str) -> Result<String> {
+    pub(super) fn who_lives_on(&self, pod: &str) -> Result<String> {
         let table = self.lock.read()?;
         let below = living_in(&table, pod).map(|entry| table.subtree(&entry.pod_id)).unwrap_or_default();
         let below: Vec<&str> = below.iter().map(|entry| entry.pod_id.as_str()).collect();
@@ -191,10 +169,7 @@ impl Machine {
 }
 
 /// A way to cancel that nobody uses.
-///
-/// # Errors
-/// When no descriptor is left.
-pub fn new_cancel() -> Result<Cancel> {
+pub(super) fn new_cancel() -> Result<Cancel> {
     Cancel::new().map_err(|source| Error::io("make an event descriptor", source))
 }
 

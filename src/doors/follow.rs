@@ -11,7 +11,7 @@ use crate::doors::terminal::{Spinner, answers_to_a_person, json_line, talk, talk
 use crate::sys::signal::{self, EndSignal};
 use crate::wire::client::{self, Address, Next, Subscription};
 use crate::words::error::{Error, Result};
-use crate::words::message::{Item, TurnResult};
+use crate::words::message::{Item, LoggedItem, TurnResult};
 use crate::words::protocol::{CancelReply, Method, Status, StreamEvent};
 use crate::words::text::{cut_end, harmless_line};
 
@@ -22,7 +22,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Where the model's text goes while it streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Style {
+pub(super) enum Style {
     /// Events as JSON lines on standard output, and nothing else.
     Json,
     /// Text on standard output, the rest on standard error.
@@ -39,8 +39,7 @@ pub enum Style {
 
 impl Style {
     /// The style in which a command whose answer is the last text of the model follows.
-    #[must_use]
-    pub fn of_answer(given: &Given) -> Style {
+    pub(super) fn of_answer(given: &Given) -> Style {
         match (given.has("json"), given.has("quiet"), answers_to_a_person()) {
             (true, _, _) => Style::Json,
             (false, true, _) => Style::Quiet,
@@ -52,37 +51,36 @@ impl Style {
 
 /// Shows events in one style, and remembers what they said last.
 #[derive(Debug)]
-pub struct Follower {
+pub(super) struct Follower {
     style: Style,
     in_line: bool,
     spinner: Spinner,
     /// A directory that is left out where lines name what lies in it.
-    pub within: String,
+    pub(super) within: String,
     /// What the pod is doing, and since when.
     doing: (String, Instant),
     /// Why standard output takes no more; nothing is written there from then on.
-    pub unheard: Option<io::Error>,
+    pub(super) unheard: Option<io::Error>,
     /// The text of the model's last reply that had any.
-    pub last_text: String,
+    pub(super) last_text: String,
     /// How the last turn ended.
-    pub last_end: Option<TurnEnd>,
+    pub(super) last_end: Option<TurnEnd>,
 }
 
 /// How a turn ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TurnEnd {
+pub(super) struct TurnEnd {
     /// Its number.
-    pub turn: u64,
+    pub(super) turn: u64,
     /// How it ended.
-    pub result: TurnResult,
+    pub(super) result: TurnResult,
     /// Why, where it did not finish.
-    pub message: Option<String>,
+    pub(super) message: Option<String>,
 }
 
 impl Follower {
     /// A follower of this style.
-    #[must_use]
-    pub fn new(style: Style) -> Follower {
+    pub(super) fn new(style: Style) -> Follower {
         Follower {
             style,
             in_line: false,
@@ -96,7 +94,7 @@ impl Follower {
     }
 
     /// Shows one event.
-    pub fn show(&mut self, event: &StreamEvent) {
+    pub(super) fn show(&mut self, event: &StreamEvent) {
         self.remember(event);
         match self.style {
             Style::Json => self.answer(&format!("{}\n", json_line(event))),
@@ -106,32 +104,21 @@ impl Follower {
     }
 
     fn remember(&mut self, event: &StreamEvent) {
-        match event {
-            StreamEvent::Item(logged) => {
-                if let Item::Assistant(message) = &logged.item {
-                    if !message.text.is_empty() {
-                        self.last_text.clone_from(&message.text);
-                    }
-                }
+        if let StreamEvent::Item(LoggedItem { item: Item::Assistant(message), .. }) = event {
+            if !message.text.is_empty() {
+                self.last_text.clone_from(&message.text);
             }
-            StreamEvent::TurnStarted { .. } => self.last_text.clear(),
-            StreamEvent::TurnEnded { turn, result, message } => {
-                self.last_end = Some(TurnEnd { turn: *turn, result: *result, message: message.clone() });
-            }
-            StreamEvent::Status { status: Status::Running, detail } => self.does(detail),
-            StreamEvent::Status { .. } => self.does(""),
-            StreamEvent::TextDelta { .. }
-            | StreamEvent::ToolCall { .. }
-            | StreamEvent::ToolResult { .. }
-            | StreamEvent::Notification { .. }
-            | StreamEvent::Retry { .. }
-            | StreamEvent::Compaction { .. }
-            | StreamEvent::Dropped { .. } => {}
+        } else if let StreamEvent::TurnStarted { .. } = event {
+            self.last_text.clear();
+        } else if let StreamEvent::TurnEnded { turn, result, message } = event {
+            self.last_end = Some(TurnEnd { turn: *turn, result: *result, message: message.clone() });
+        } else if let StreamEvent::Status { status, detail } = event {
+            self.does(if *status == Status::Running { detail } else { "" });
         }
     }
 
     /// Notes what goes on, for the spinner.
-    pub fn does(&mut self, what: &str) {
+    pub(super) fn does(&mut self, what: &str) {
         if self.doing.0 != what {
             self.doing = (what.to_owned(), Instant::now());
         }
@@ -202,7 +189,7 @@ impl Follower {
     }
 
     /// Writes to standard output as long as that works.
-    pub fn answer(&mut self, text: &str) {
+    pub(super) fn answer(&mut self, text: &str) {
         self.spinner.clear();
         if self.unheard.is_none() {
             self.unheard = try_answer(text).err();
@@ -220,7 +207,7 @@ impl Follower {
     }
 
     /// Ends a line of streaming text, so that what follows begins a new one.
-    pub fn end_line(&mut self) {
+    pub(super) fn end_line(&mut self) {
         self.spinner.clear();
         if std::mem::take(&mut self.in_line) {
             if self.answers() { self.answer("\n") } else { talk("\n") }
@@ -228,7 +215,7 @@ impl Follower {
     }
 
     /// Says a line, where there is talk at all.
-    pub fn say(&mut self, text: &str) {
+    pub(super) fn say(&mut self, text: &str) {
         self.end_line();
         match self.style {
             Style::Text | Style::Talk => talk_line(text),
@@ -238,7 +225,7 @@ impl Follower {
     }
 
     /// Prints the last text as the answer, unless it has been streamed there already.
-    pub fn answer_last_text(&mut self) {
+    pub(super) fn answer_last_text(&mut self) {
         if matches!(self.style, Style::Talk | Style::Quiet) {
             let text = format!("{}\n", self.last_text);
             self.answer(&text);
@@ -248,7 +235,7 @@ impl Follower {
 
 /// Why following ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Over {
+pub(super) enum Over {
     /// What the caller waits for has come.
     Reached,
     /// A person has had enough.
@@ -263,7 +250,7 @@ pub enum Over {
 
 /// What the first Ctrl-C does.
 #[derive(Debug, Clone, Copy)]
-pub enum First {
+pub(super) enum First {
     /// It leaves.
     Leaves,
     /// It cancels the turn; "Ctrl-C again" goes on with these words. Without a turn it changes nothing.
@@ -274,7 +261,7 @@ pub enum First {
 
 /// What a lost terminal and Ctrl-C have asked for, counted by the signal thread.
 #[derive(Debug, Clone, Default)]
-pub struct Presses {
+pub(super) struct Presses {
     presses: Arc<AtomicUsize>,
     hang_ups: Arc<AtomicUsize>,
     /// Whether nothing runs and the main thread waits for a line, which a signal does not wake.
@@ -283,17 +270,18 @@ pub struct Presses {
 
 impl Presses {
     /// Begins to count. One that comes while a line is waited for calls `at_prompt`.
-    ///
-    /// # Errors
-    /// As `signal::on_end_signals`.
-    pub fn listen(at_prompt: impl Fn() + Send + 'static) -> Result<Presses> {
+    pub(super) fn listen(at_prompt: impl Fn() + Send + 'static) -> Result<Presses> {
         let presses = Presses::default();
         let theirs = presses.clone();
         let count = move |signal| {
-            let is_hang_up = signal == EndSignal::HangUp;
-            let counter = if is_hang_up { &theirs.hang_ups } else { &theirs.presses };
-            counter.fetch_add(1, Ordering::SeqCst);
-            if !is_hang_up && theirs.at_prompt.load(Ordering::SeqCst) {
+            // A polite kill means to leave at once, as the second Ctrl-C does.
+            let (counter, count) = match signal {
+                EndSignal::HangUp => (&theirs.hang_ups, 1),
+                EndSignal::Interrupt => (&theirs.presses, 1),
+                EndSignal::Terminate => (&theirs.presses, 2),
+            };
+            counter.fetch_add(count, Ordering::SeqCst);
+            if signal != EndSignal::HangUp && theirs.at_prompt.load(Ordering::SeqCst) {
                 at_prompt();
             }
         };
@@ -304,13 +292,13 @@ impl Presses {
 
 /// A pod that a person follows.
 #[derive(Debug)]
-pub struct Followed {
+pub(super) struct Followed {
     /// Where it is.
-    pub address: Address,
+    pub(super) address: Address,
     /// What has been shown.
-    pub follower: Follower,
+    pub(super) follower: Follower,
     /// What `subscribe` answered, and what comes.
-    pub events: Subscription,
+    pub(super) events: Subscription,
     first: First,
     presses: Presses,
     presses_seen: usize,
@@ -318,10 +306,7 @@ pub struct Followed {
 
 impl Followed {
     /// Subscribes to a pod, from item `since` on.
-    ///
-    /// # Errors
-    /// When the pod cannot be reached.
-    pub fn begin(
+    pub(super) fn begin(
         address: &Address,
         since: Option<u64>,
         style: Style,
@@ -338,8 +323,17 @@ impl Followed {
         })
     }
 
+    /// Whether there is still a reader of standard output; when it cannot be written otherwise, that is an error.
+    pub(super) fn is_heard(&mut self) -> Result<bool> {
+        match self.follower.unheard.take() {
+            Some(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            Some(error) => Err(Error::io("write to standard output", error)),
+            None => Ok(true),
+        }
+    }
+
     /// Reads with `at_prompt` armed.
-    pub fn at_prompt<T>(&mut self, read: impl FnOnce() -> T) -> T {
+    pub(super) fn at_prompt<T>(&mut self, read: impl FnOnce() -> T) -> T {
         self.follower.end_line();
         self.presses.at_prompt.store(true, Ordering::SeqCst);
         let read = read();
@@ -348,10 +342,7 @@ impl Followed {
     }
 
     /// Shows events until `is_over`, which is asked after each one, and with `None` whenever nothing comes.
-    ///
-    /// # Errors
-    /// When the pod cannot be understood or asked, and what `is_over` says.
-    pub fn follow(
+    pub(super) fn follow(
         &mut self,
         mut is_over: impl FnMut(&mut Follower, Option<&StreamEvent>) -> Result<bool>,
     ) -> Result<Over> {

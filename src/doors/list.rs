@@ -24,10 +24,7 @@ use crate::words::text::{cut_end, harmless_line};
 
 /// `insomnia list`: the pods of the lock, asked in parallel, and with `--all` the newest ended session of each
 /// other pod_id.
-///
-/// # Errors
-/// When the lock cannot be read.
-pub fn list(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn list(machine: &Machine, given: &Given) -> Result<bool> {
     let lock_table = machine.lock.read()?;
     let is_alive = |entry: &&Allocation| !life::is_dead(machine.lock.runtime(), entry);
     let entries: Vec<&Allocation> = lock_table.allocations().iter().filter(is_alive).collect();
@@ -138,10 +135,7 @@ fn ended(machine: &Machine, id: &PodId) -> Option<Value> {
 
 /// `insomnia show POD`: the settings of its session as resolved, each with where it comes from. Values of headers
 /// may be secrets and are left out.
-///
-/// # Errors
-/// When there was never such a pod, or its settings cannot be read.
-pub fn show(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn show(machine: &Machine, given: &Given) -> Result<bool> {
     let folder = machine.folder(given.word(0, "POD")?)?;
     let mut settings = manifest::lay_over(&[manifest::saved(&folder)?])?;
     settings.provider.headers.values_mut().for_each(|value| *value = json!("(not shown)"));
@@ -158,24 +152,19 @@ pub fn show(machine: &Machine, given: &Given) -> Result<bool> {
 
 /// A session whose pod has ended.
 #[derive(Debug, Clone, Serialize)]
-pub struct EndedSession {
+pub(super) struct EndedSession {
     /// Its folder.
-    pub folder: PathBuf,
+    pub(super) folder: PathBuf,
     /// Its pod.
-    pub pod_id: PodId,
+    pub(super) pod_id: PodId,
     /// When something was written into its history last, in seconds before now.
-    pub age_seconds: u64,
-    /// What its files take.
-    pub bytes: u64,
+    pub(super) age_seconds: u64,
 }
 
 /// The sessions that ended at least so long ago. A pod lives when its life is held, whatever its entry says; of one
 /// that lives, its own and the newest session stay, and so does each whose history some process has open, which
 /// may be a pod with another runtime directory.
-///
-/// # Errors
-/// When the lock or a life file cannot be read: nobody knows who lives, then.
-pub fn ended_sessions(machine: &Machine, age_seconds_min: u64) -> Result<Vec<EndedSession>> {
+pub(super) fn ended_sessions(machine: &Machine, age_seconds_min: u64) -> Result<Vec<EndedSession>> {
     let runtime = machine.lock.runtime();
     let mut living: Vec<(PodId, Life)> = Vec::new();
     for life in life::all(runtime)?.into_iter().filter(|life| life::probe(runtime, life) == Holding::Held) {
@@ -196,8 +185,7 @@ pub fn ended_sessions(machine: &Machine, age_seconds_min: u64) -> Result<Vec<End
             let age_seconds = clock::now_seconds().saturating_sub(history.mtime().unsigned_abs());
             let is_open = open.contains(&(history.dev(), history.ino()));
             if age_seconds >= age_seconds_min && !is_open && !living.iter().any(own) {
-                let bytes = size(&folder);
-                found.push(EndedSession { folder, pod_id: pod_id.clone(), age_seconds, bytes });
+                found.push(EndedSession { folder, pod_id: pod_id.clone(), age_seconds });
             }
         }
     }
@@ -212,7 +200,8 @@ fn open_files() -> HashSet<(u64, u64)> {
     opened.map(|file| (file.dev(), file.ino())).collect()
 }
 
-fn size(path: &Path) -> u64 {
+/// What a file or a directory with all in it takes, in bytes.
+pub(super) fn size(path: &Path) -> u64 {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return 0 };
     let inside = std::fs::read_dir(path).into_iter().flatten().flatten().filter(|_| metadata.is_dir());
     metadata.len() + inside.map(|entry| size(&entry.path())).sum::<u64>()
@@ -220,51 +209,46 @@ fn size(path: &Path) -> u64 {
 
 /// `insomnia prune`: removes sessions of pods that ended long ago. They are put aside under the lock, so that no
 /// pod can come back to one meanwhile, and removed after it.
-///
-/// # Errors
-/// When it cannot be known who lives, or a folder cannot be removed.
-pub fn prune(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn prune(machine: &Machine, given: &Given) -> Result<bool> {
     let age = seconds(given.value("older-than").unwrap_or("30d"))?;
-    let (state, is_dry) = (&machine.directories.state, given.has("dry-run"));
-    let aside = state.join(".pruned");
-    let failed = |source| Error::io(format!("put sessions aside in \"{}\"", aside.display()), source);
-    let sessions = if is_dry {
-        ended_sessions(machine, age)?
-    } else {
-        let put_aside = |_: &mut AllocationTable| {
-            let sessions = ended_sessions(machine, age)?;
-            std::fs::create_dir_all(&aside).map_err(failed)?;
-            for session in &sessions {
-                let name = session::session_name(&session.folder).replace('/', "-");
-                std::fs::rename(&session.folder, aside.join(name)).map_err(failed)?;
-                if let Some(pod) = session.folder.parent() {
-                    let _ = std::fs::remove_dir(pod); // stays while another session is in it
-                }
-            }
-            Ok(sessions)
-        };
-        machine.lock.edit(None, put_aside)?.value
+    let is_dry = given.has("dry-run");
+    let aside = machine.directories.state.join(".pruned");
+    let failed = |source| Error::io(format!("remove sessions by way of \"{}\"", aside.display()), source);
+    let place = |session: &EndedSession| match is_dry {
+        true => session.folder.clone(),
+        false => aside.join(session::session_name(&session.folder).replace('/', "-")),
     };
-    match std::fs::remove_dir_all(&aside) {
-        Err(error) if !is_dry && error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(Error::io(format!("remove \"{}\"", aside.display()), error));
+    let put_aside = |_: &mut AllocationTable| {
+        let sessions = ended_sessions(machine, age)?;
+        std::fs::create_dir_all(&aside).map_err(failed)?;
+        for session in &sessions {
+            std::fs::rename(&session.folder, place(session)).map_err(failed)?;
+            let _ = session.folder.parent().map(std::fs::remove_dir); // stays while another session is in it
         }
-        Ok(()) | Err(_) => {}
+        Ok(sessions)
+    };
+    let sessions = match is_dry {
+        true => ended_sessions(machine, age)?,
+        false => machine.lock.edit(None, put_aside)?.value,
+    };
+    let now = clock::now_seconds();
+    let row = |session: &EndedSession| {
+        let age = ago(now.saturating_sub(session.age_seconds), now);
+        vec![
+            session::session_name(&session.folder),
+            age,
+            format!("{} KiB", size(&place(session)).div_ceil(1024)),
+        ]
+    };
+    let rows: Vec<Vec<String>> = sessions.iter().map(row).collect();
+    let bytes: u64 = sessions.iter().map(|session| size(&place(session))).sum();
+    if !is_dry {
+        std::fs::remove_dir_all(&aside).map_err(failed)?;
     }
-    let bytes: u64 = sessions.iter().map(|session| session.bytes).sum();
     let plain = || {
-        let line = |session: &EndedSession| {
-            let now = clock::now_seconds();
-            let age = ago(now.saturating_sub(session.age_seconds), now);
-            format!(
-                "{}  {age}  {} KiB\n",
-                session::session_name(&session.folder),
-                session.bytes.div_ceil(1024)
-            )
-        };
-        let lines: String = sessions.iter().map(line).collect();
-        let (would, count) = (if is_dry { "would free" } else { "freed" }, sessions.len());
-        format!("{lines}{would} {} KiB of {count} sessions", bytes.div_ceil(1024))
+        let (lines, count) = (table(&["SESSION", "ENDED", "SIZE"], rows), sessions.len());
+        let freed = if is_dry { "would free" } else { "freed" };
+        format!("{lines}\n{freed} {} KiB of {count} sessions", bytes.div_ceil(1024))
     };
     reply(given, &json!({ "dry_run": is_dry, "bytes": bytes, "sessions": sessions }), plain);
     Ok(true)

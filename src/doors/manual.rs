@@ -8,8 +8,7 @@ use crate::doors::pod_command;
 const PODS: &str = "insomnia scope list 2>/dev/null | awk 'NR > 1 { print $1 }'";
 
 /// The text that completes `insomnia` in this shell; `None` for one that is not known.
-#[must_use]
-pub fn completions(shell: &str) -> Option<String> {
+pub(super) fn completions(shell: &str) -> Option<String> {
     match shell {
         "bash" => Some(format!(
             "_insomnia() {{\n  local known= line=\"${{COMP_WORDS[*]:1:COMP_CWORD-1}} \" cur=\"${{COMP_WORDS[COMP_CWORD]}}\"\n\
@@ -90,8 +89,7 @@ fn fish() -> String {
 }
 
 /// The manual page in the language of man(7).
-#[must_use]
-pub fn manual() -> String {
+pub(super) fn manual() -> String {
     let mut text = format!(
         ".TH INSOMNIA 1 \"\" \"insomnia {}\"\n.SH NAME\ninsomnia \\- several LLM agents on one machine, never two writers on one path\n\
          .SH SYNOPSIS\n.B insomnia\n.I COMMAND\n[OPTIONS]\n.SH COMMANDS\n\

@@ -74,15 +74,6 @@ pub struct Arguments {
     pub overlay: Option<PathBuf>,
 }
 
-/// What a command line asks for.
-#[derive(Debug)]
-pub enum Parsed {
-    /// Print this text.
-    Print(String),
-    /// Start a pod.
-    Run(Box<Arguments>),
-}
-
 /// Why the background process is not ready, in its one line.
 #[derive(Debug, Serialize, Deserialize)]
 struct NotReady {
@@ -99,14 +90,14 @@ pub fn main() -> ExitCode {
     }
     raw::keep_heap_small();
     match parse(given.clone()) {
-        Ok(Parsed::Print(text)) => {
+        Ok(Err(text)) => {
             answer(&text);
             ExitCode::SUCCESS
         }
-        Ok(Parsed::Run(arguments)) => match arguments.mode {
+        Ok(Ok(arguments)) => match arguments.mode {
             Mode::Launch => launch(given),
-            Mode::Foreground => foreground(*arguments),
-            Mode::Background => background(*arguments),
+            Mode::Foreground => foreground(arguments),
+            Mode::Background => background(arguments),
         },
         Err(error) => {
             talk_line(&format!("pod: {error}; see \"pod --help\""));
@@ -115,18 +106,18 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Reads a command line without the program's name.
+/// Reads a command line without the program's name: what is to be run, or else a text to be printed.
 ///
 /// # Errors
 /// `Error::Usage` with what is not understood.
-pub fn parse(mut given: Vec<OsString>) -> Result<Parsed> {
+pub fn parse(mut given: Vec<OsString>) -> Result<Result<Arguments, String>> {
     let is_background = given.first().is_some_and(|first| first == BACKGROUND);
     given.drain(..usize::from(is_background));
     let Some(given) = COMMAND.read(given)? else {
-        return Ok(Parsed::Print(COMMAND.help("") + CONTRACT));
+        return Ok(Err(COMMAND.help("") + CONTRACT));
     };
     if given.has("version") {
-        return Ok(Parsed::Print(format!("pod {}\n", env!("CARGO_PKG_VERSION"))));
+        return Ok(Err(format!("pod {}\n", env!("CARGO_PKG_VERSION"))));
     }
     let misnamed = |error: IdentityError| Error::Usage(error.to_string());
     let path = |name: &str| given.value(name).map(PathBuf::from);
@@ -146,7 +137,7 @@ pub fn parse(mut given: Vec<OsString>) -> Result<Parsed> {
         (false, true) => Mode::Foreground,
         (false, false) => Mode::Launch,
     };
-    Ok(Parsed::Run(Box::new(Arguments { mode, options, overlay: path("overlay") })))
+    Ok(Ok(Arguments { mode, options, overlay: path("overlay") }))
 }
 
 fn launch(given: Vec<OsString>) -> ExitCode {

@@ -14,17 +14,14 @@ use crate::store::paths::canonical;
 use crate::sys::signal;
 use crate::tools::survey;
 use crate::wire::client::{self, Address};
-use crate::wire::launch::{Launch, Ready, pod_command};
+use crate::wire::launch::Ready;
 use crate::words::error::{Error, Result};
 use crate::words::limits::MAX_LINE_BYTES;
 use crate::words::message::TurnResult;
 use crate::words::protocol::{ErrorCode, Method, RunReply, Status, StatusReply, StreamEvent};
 
 /// Runs the command. The answer is whether the root's last turn finished.
-///
-/// # Errors
-/// When the pod cannot be started or reached; what was started is ended then.
-pub fn run(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn run(machine: &Machine, given: &Given) -> Result<bool> {
     if given.words.first().is_some_and(|task| task.trim().is_empty()) {
         return Err(Error::Usage("the task is empty".into()));
     }
@@ -78,13 +75,7 @@ fn follow_root(machine: &Machine, given: &Given, root: &Address) -> Result<bool>
         Over::Reached | Over::Interrupted | Over::Unheard => stop_tree(machine, &root.pod)?,
         Over::Ended => say_who_is_left(machine, &root.pod)?,
     }
-    match follower.unheard.take() {
-        Some(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::io("write to standard output", error))
-        }
-        Some(_) => Ok(true),
-        None => Ok(finished && over == Over::Reached),
-    }
+    Ok(!followed.is_heard()? || finished && over == Over::Reached)
 }
 
 fn give_task(root: &Address, task: &str) -> Result<()> {
@@ -142,15 +133,7 @@ fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {
         rules.push(format!("{text}:write:recursive"));
     }
     args.extend(rules.into_iter().flat_map(|rule| ["--scope".to_owned(), rule]));
-    let wanted = Launch {
-        command: &pod_command(&settings.pod_command),
-        args: &args,
-        directory: &current,
-        overlay: &json!(overlay).to_string(),
-        variables: &[],
-        limit: settings.limits.launch(),
-    };
-    machine.launch(wanted).map_err(|error| match error.to_string() {
+    machine.launch(&settings, &args, &json!(overlay).to_string()).map_err(|error| match error.to_string() {
         text if text.contains("is held by pod") => Error::told(format!("{text}; or start with --read-only")),
         _ => error,
     })

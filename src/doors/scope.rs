@@ -14,10 +14,7 @@ use crate::words::allocation::{Allocation, AllocationTable};
 use crate::words::error::{Error, Result};
 
 /// `insomnia scope list`.
-///
-/// # Errors
-/// When the lock file cannot be used.
-pub fn list(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn list(machine: &Machine, given: &Given) -> Result<bool> {
     let allocations = machine.lock.read()?;
     if allocations.allocations().is_empty() && !given.has("json") {
         talk_line("nobody holds any scope");
@@ -37,8 +34,7 @@ fn as_json(machine: &Machine, allocations: &AllocationTable, entry: &Allocation)
 }
 
 /// The tree of pods with what each may write and what it has lent.
-#[must_use]
-pub fn render(machine: &Machine, allocations: &AllocationTable) -> String {
+pub(super) fn render(machine: &Machine, allocations: &AllocationTable) -> String {
     let mut rows = Vec::new();
     let roots = allocations.allocations().iter().filter(|entry| entry.delegated_from.is_none());
     for root in roots {
@@ -74,10 +70,7 @@ fn add_rows(
 }
 
 /// `insomnia scope who PATH`: the line of pods that hold a scope over the path; the last one may write it.
-///
-/// # Errors
-/// When the path or the lock file cannot be read.
-pub fn who(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn who(machine: &Machine, given: &Given) -> Result<bool> {
     let path = canonical(Path::new(given.word(0, "PATH")?), &machine.current)?;
     let path = path.to_str().ok_or_else(|| Error::told("nobody can hold a path that is not UTF-8"))?;
     let allocations = machine.lock.read()?;
@@ -103,10 +96,7 @@ pub fn who(machine: &Machine, given: &Given) -> Result<bool> {
 }
 
 /// `insomnia scope repair`. The answer is no when living pods contradict each other.
-///
-/// # Errors
-/// When the lock is held for too long, or a file cannot be written.
-pub fn repair(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn repair(machine: &Machine, given: &Given) -> Result<bool> {
     let repaired = repair::repair(&machine.lock)?;
     let path = machine.lock.path();
     let plain = || {

@@ -15,8 +15,8 @@ use crate::sys::clock;
 use crate::tools::stop::{self, Stopped};
 use crate::tools::survey;
 use crate::wire::client;
-use crate::wire::launch::{self, Launch};
 use crate::words::error::{Error, Result};
+use crate::words::identity::PodId;
 use crate::words::message::{Item, LoggedItem, Summary, TurnResult};
 use crate::words::protocol::{CancelReply, Done, Method, OutputReply, RunReply, Status, StatusReply};
 
@@ -24,10 +24,7 @@ use crate::words::protocol::{CancelReply, Done, Method, OutputReply, RunReply, S
 const JUST_ENDED: Duration = Duration::from_secs(2);
 
 /// `insomnia send POD TEXT`.
-///
-/// # Errors
-/// When the pod does not live or refuses.
-pub fn send(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn send(machine: &Machine, given: &Given) -> Result<bool> {
     let address = machine.address(given.word(0, "POD")?)?;
     let input = given.word(1, "TEXT")?.to_owned();
     if input.trim().is_empty() {
@@ -69,10 +66,7 @@ pub fn send(machine: &Machine, given: &Given) -> Result<bool> {
 }
 
 /// `insomnia read POD`.
-///
-/// # Errors
-/// When there was never such a pod, or it lives and does not answer.
-pub fn read(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn read(machine: &Machine, given: &Given) -> Result<bool> {
     let pod = given.word(0, "POD")?;
     let since = given.number("since")?;
     let address = match machine.any(pod)? {
@@ -106,10 +100,7 @@ pub fn read(machine: &Machine, given: &Given) -> Result<bool> {
 }
 
 /// `insomnia history POD`: read from the session's log, which is the truth for living and ended pods alike.
-///
-/// # Errors
-/// When there was never such a pod, or its history cannot be read.
-pub fn history(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn history(machine: &Machine, given: &Given) -> Result<bool> {
     let session = Session::open_to_read(&machine.folder(given.word(0, "POD")?)?)?;
     let mut since = given.number("since")?.unwrap_or(0);
     say_past_end(given, Some(since), session.len());
@@ -162,10 +153,7 @@ fn describe(number: u64, logged: &LoggedItem) -> String {
 }
 
 /// `insomnia log POD`.
-///
-/// # Errors
-/// When there was never such a pod, or its log cannot be read.
-pub fn log(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn log(machine: &Machine, given: &Given) -> Result<bool> {
     let path = session::log_path(&machine.folder(given.word(0, "POD")?)?);
     let bytes = std::fs::read(&path)
         .map_err(|source| Error::io(format!("read log \"{}\"", path.display()), source))?;
@@ -176,10 +164,7 @@ pub fn log(machine: &Machine, given: &Given) -> Result<bool> {
 }
 
 /// `insomnia attach POD`.
-///
-/// # Errors
-/// When the pod does not live.
-pub fn attach(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn attach(machine: &Machine, given: &Given) -> Result<bool> {
     let address = machine.address(given.word(0, "POD")?)?;
     let style = match (given.has("json"), given.has("quiet")) {
         (true, _) => Style::Json,
@@ -200,40 +185,26 @@ pub fn attach(machine: &Machine, given: &Given) -> Result<bool> {
         Over::Ended => followed.follower.say(&format!("-- the stream of pod {pod} is over")),
         Over::Reached | Over::HungUp | Over::Unheard => {}
     }
-    match followed.follower.unheard.take() {
-        Some(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::io("write to standard output", error))
-        }
-        Some(_) | None => Ok(true),
-    }
+    followed.is_heard().map(|_| true)
 }
 
 /// `insomnia stop POD`.
-///
-/// # Errors
-/// When the pod does not live, or does not end.
-pub fn stop(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn stop(machine: &Machine, given: &Given) -> Result<bool> {
     let target = machine.living(given.word(0, "POD")?)?;
     let outcome = machine.stop(&target, given.has("tree"), !given.has("kill"))?;
-    let mut all = true;
-    let mut rows: Vec<Value> = Vec::new();
-    for one in outcome {
-        match one {
-            Ok(stopped) if given.has("json") => rows.push(json!(stopped)),
-            Ok(stopped) => answer(&describe_stop(&stopped, given)),
-            Err((pod_id, error)) => {
-                all = false;
-                rows.push(json!({ "pod_id": pod_id, "error": error.to_string() }));
-                if !given.has("json") {
-                    talk_line(&format!("pod \"{pod_id}\" is not stopped: {error}"));
-                }
-            }
-        }
-    }
-    if given.has("json") {
-        answer(&format!("{}\n", json_line(&json!({ "stopped": rows }))));
-    }
-    Ok(all)
+    let outcome: Vec<_> =
+        outcome.into_iter().map(|one| one.map_err(|(id, error)| (id, error.to_string()))).collect();
+    let row = |one: &Result<Stopped, (PodId, String)>| match one {
+        Ok(stopped) => json!(stopped),
+        Err((pod_id, error)) => json!({ "pod_id": pod_id, "error": error }),
+    };
+    let line = |one: &Result<Stopped, (PodId, String)>| match one {
+        Ok(stopped) => describe_stop(stopped, given),
+        Err((pod_id, error)) => format!("pod {pod_id} is not stopped: {error}"),
+    };
+    let rows: Vec<Value> = outcome.iter().map(row).collect();
+    reply(given, &json!({ "stopped": rows }), || outcome.iter().map(line).collect::<Vec<_>>().join("\n"));
+    Ok(outcome.iter().all(Result::is_ok))
 }
 
 fn describe_stop(stopped: &Stopped, given: &Given) -> String {
@@ -249,21 +220,18 @@ fn describe_stop(stopped: &Stopped, given: &Given) -> String {
     } else {
         format!("{} is free", scope.join(", "))
     };
-    let mut text = format!("pod {} {how}; {scope}\n", stopped.pod_id);
+    let mut text = format!("pod {} {how}; {scope}", stopped.pod_id);
     // With the tree they are stopped next.
     for survivor in stopped.survivors.iter().filter(|_| !given.has("tree")) {
         let (pod, keeps) = (&survivor.pod_id, &survivor.keeps);
         let keeps = if keeps.is_empty() { String::new() } else { format!(" and keeps {}", keeps.join(", ")) };
-        text.push_str(&format!("  pod {pod} lives on{keeps}; \"insomnia stop {pod} --tree\" ends it\n"));
+        text.push_str(&format!("\n  pod {pod} lives on{keeps}; \"insomnia stop {pod} --tree\" ends it"));
     }
     text
 }
 
 /// `insomnia cancel POD`.
-///
-/// # Errors
-/// When the pod does not live.
-pub fn cancel(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn cancel(machine: &Machine, given: &Given) -> Result<bool> {
     let address = machine.address(given.word(0, "POD")?)?;
     let CancelReply { cancelled } = client::ask(&address, None, Method::Cancel)?;
     let plain = if cancelled { "cancelled" } else { "no turn is running" };
@@ -291,10 +259,7 @@ pub fn set(machine: &Machine, given: &Given) -> Result<bool> {
 
 /// `insomnia resume POD`: a living pod goes on after a turn that did not finish; one that has ended is started
 /// again with its newest session, and goes on where it was interrupted.
-///
-/// # Errors
-/// When there was never such a pod, it cannot be started, or no turn waits to go on.
-pub fn resume(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn resume(machine: &Machine, given: &Given) -> Result<bool> {
     let pod = given.word(0, "POD")?;
     let starts = match machine.any(pod)? {
         Found::Ended(_) => true,
@@ -307,7 +272,7 @@ pub fn resume(machine: &Machine, given: &Given) -> Result<bool> {
         }
     };
     if starts {
-        start_again(machine, pod)?;
+        machine.launch(&machine.settings()?, &["--name", pod, "--resume"].map(str::to_owned), "")?;
     }
     let address = machine.address(pod)?;
     let status: StatusReply = client::ask(&address, None, Method::Status)?;
@@ -331,17 +296,4 @@ pub fn resume(machine: &Machine, given: &Given) -> Result<bool> {
     let resumed: RunReply = client::ask(&address, None, Method::Resume)?;
     reply(given, &resumed, || format!("turn {} of pod {} goes on", resumed.turn, address.pod));
     Ok(true)
-}
-
-fn start_again(machine: &Machine, pod: &str) -> Result<()> {
-    let settings = machine.settings()?;
-    let wanted = Launch {
-        command: &launch::pod_command(&settings.pod_command),
-        args: &["--name", pod, "--resume"].map(str::to_owned),
-        directory: &machine.current,
-        overlay: "",
-        variables: &[],
-        limit: settings.limits.launch(),
-    };
-    machine.launch(wanted).map(|_| ())
 }

@@ -15,7 +15,7 @@ use crate::words::text::harmless;
 
 /// Writes a piece of the answer to standard output. A reader that has gone ends the program quietly, as
 /// `insomnia scope list | head -1` expects.
-pub fn answer(text: &str) {
+pub(super) fn answer(text: &str) {
     let Err(error) = try_answer(text) else { return };
     if error.kind() == io::ErrorKind::BrokenPipe {
         exit_now(0);
@@ -25,22 +25,18 @@ pub fn answer(text: &str) {
 }
 
 /// Writes a piece of the answer, for those who have something to tidy up when nobody reads it.
-///
-/// # Errors
-/// `BrokenPipe` when the reader has gone, else as write(2).
-pub fn try_answer(text: &str) -> io::Result<()> {
+pub(super) fn try_answer(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(harmless(text).as_bytes()).and_then(|()| out.flush())
 }
 
 /// Answers with a line: of JSON when that was asked for, else a plain one.
-pub fn reply(given: &Given, value: &impl Serialize, plain: impl FnOnce() -> String) {
+pub(super) fn reply(given: &Given, value: &impl Serialize, plain: impl FnOnce() -> String) {
     answer(&format!("{}\n", if given.has("json") { json_line(value) } else { plain() }));
 }
 
 /// A value as JSON on one line, in which whatever could drive a terminal is escaped.
-#[must_use]
-pub fn json_line(value: &impl Serialize) -> String {
+pub(super) fn json_line(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).unwrap_or_default();
     if harmless(&text) == text {
         return text;
@@ -57,8 +53,7 @@ pub fn json_line(value: &impl Serialize) -> String {
 }
 
 /// A value as a JSON object with more keys.
-#[must_use]
-pub fn with(value: &impl Serialize, more: Value) -> Value {
+pub(super) fn with(value: &impl Serialize, more: Value) -> Value {
     let mut object = json!(value);
     if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
         object.extend(more);
@@ -67,25 +62,24 @@ pub fn with(value: &impl Serialize, more: Value) -> Value {
 }
 
 /// Writes a piece of the talk to standard error; nobody listening there is fine.
-pub fn talk(text: &str) {
+pub(super) fn talk(text: &str) {
     let _ = io::stderr().lock().write_all(harmless(text).as_bytes()); // the answer is what counts
 }
 
 /// Writes a line of the talk.
-pub fn talk_line(text: &str) {
+pub(super) fn talk_line(text: &str) {
     talk(&format!("{text}\n"));
 }
 
 /// Whether a person looks at standard output.
-#[must_use]
-pub fn answers_to_a_person() -> bool {
+pub(super) fn answers_to_a_person() -> bool {
     io::stdout().is_terminal()
 }
 
 /// One line on standard error that tells what goes on and is written over by the next; nothing where no terminal
 /// is, or one that cannot do that.
 #[derive(Debug)]
-pub struct Spinner {
+pub(super) struct Spinner {
     is_wanted: bool,
     is_shown: bool,
     turns: usize,
@@ -93,14 +87,13 @@ pub struct Spinner {
 
 impl Spinner {
     /// A spinner that is silent unless it is wanted.
-    #[must_use]
-    pub fn new(is_wanted: bool) -> Spinner {
+    pub(super) fn new(is_wanted: bool) -> Spinner {
         let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
         Spinner { is_wanted: is_wanted && !is_dumb && io::stderr().is_terminal(), is_shown: false, turns: 0 }
     }
 
     /// Shows this, at most one line of 78 columns.
-    pub fn show(&mut self, text: &str) {
+    pub(super) fn show(&mut self, text: &str) {
         if !self.is_wanted {
             return;
         }
@@ -117,7 +110,7 @@ impl Spinner {
     }
 
     /// Takes the line away, before another one is written.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         if std::mem::take(&mut self.is_shown) {
             let _ = write!(io::stderr().lock(), "\r\x1b[K"); // as above
         }
@@ -128,8 +121,7 @@ impl Spinner {
 ///
 /// Width is counted in characters, wide ones as two, combining ones as none, so that most of the world's
 /// writing lines up.
-#[must_use]
-pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let header = Some(header.iter().map(ToString::to_string).collect()).filter(|_| !header.is_empty());
     let rows: Vec<Vec<String>> = header.into_iter().chain(rows).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -148,14 +140,12 @@ pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> St
 }
 
 /// The columns that a text takes in a terminal, by the common ranges of wide and combining characters.
-#[must_use]
-pub fn width(text: &str) -> usize {
+pub(super) fn width(text: &str) -> usize {
     text.chars().map(char_width).sum()
 }
 
 /// The columns that a character takes.
-#[must_use]
-pub fn char_width(c: char) -> usize {
+pub(super) fn char_width(c: char) -> usize {
     match u32::from(c) {
         0x0300..=0x036f | 0x200b..=0x200f | 0x20d0..=0x20ff | 0xfe00..=0xfe0f | 0xfe20..=0xfe2f => 0,
         0x1100..=0x115f
@@ -173,8 +163,7 @@ pub fn char_width(c: char) -> usize {
 }
 
 /// How long ago a time was, as `12s`, `3m`, `2h` or `5d`.
-#[must_use]
-pub fn ago(since_seconds: u64, now_seconds: u64) -> String {
+pub(super) fn ago(since_seconds: u64, now_seconds: u64) -> String {
     match now_seconds.saturating_sub(since_seconds) {
         seconds @ 0..=59 => format!("{seconds}s"),
         seconds @ 60..=3599 => format!("{}m", seconds / 60),

@@ -63,7 +63,8 @@ fn doctor_finds_each_fault_and_says_what_to_do() {
     check(&[], 0, "scope.lock", "ok", "none yet");
     check(&[], 0, "provider", "ok", "script.json");
     check(&[], 0, "pod command", "ok", "pod 0.");
-    check(&[("INSOMNIA_POD_COMMAND", "/nowhere/pod x")], 0, "pod command", "ok", "/nowhere/pod x");
+    check(&[("INSOMNIA_POD_COMMAND", "env pod")], 0, "pod command", "ok", "env pod");
+    check(&[("INSOMNIA_POD_COMMAND", "/nowhere/pod x")], 1, "pod command", "fault", "/nowhere/pod");
     if has_tool("curl") {
         check(&[], 0, "curl", "ok", "curl ");
         check(&[("PATH", "/nowhere")], 0, "curl", "note", "cannot run");
@@ -81,7 +82,7 @@ fn doctor_finds_each_fault_and_says_what_to_do() {
     let order = format!("\"{}\" (yours), then \"{}\" (the project's", user.display(), project.display());
     check(&[], 0, "manifests", "ok", &order);
     std::fs::write(&project, "{\"limits\":\n{\"steps\":\"many\"}}").unwrap();
-    check(&[], 1, "settings", "fault", "line 2, key \"limits.steps\"");
+    check(&[], 1, "manifests", "fault", "line 2, key \"limits.steps\"");
     std::fs::remove_file(&project).unwrap();
 
     world.manifest(json!({ "provider": { "kind": "openai", "base_url": "http://127.0.0.1:1/v1" } }));
