@@ -243,7 +243,7 @@ pub(super) fn cancel(machine: &Machine, given: &Given) -> Result<bool> {
 ///
 /// # Errors
 /// When the pod does not live or refuses.
-pub fn set(machine: &Machine, given: &Given) -> Result<bool> {
+pub(super) fn set(machine: &Machine, given: &Given) -> Result<bool> {
     let address = machine.address(given.word(0, "POD")?)?;
     match given.word(1, "the setting")? {
         "model" => {}
