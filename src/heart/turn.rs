@@ -126,14 +126,7 @@ impl Worker {
             opening.inputs.extend(self.context.mailbox.take_queued());
             self.log_inputs(opening)?;
             if is_too_long || self.is_full(room) {
-                match self.compact(room, transcript_max, &cancel) {
-                    Ok(()) => is_too_long = false,
-                    // The true context is smaller than the settings say; half as much is summarised then.
-                    Err(Halt::TooLong) if transcript_max > TRANSCRIPT_BYTES_MIN => {
-                        (is_too_long, transcript_max) = (true, transcript_max / 2);
-                    }
-                    Err(halt) => return Err(halt),
-                }
+                is_too_long = !self.compact(room, &mut transcript_max, &cancel)?;
                 continue;
             }
             let message = match self.ask_model(None, &cancel) {
@@ -196,13 +189,21 @@ impl Worker {
         tokens > room && self.conversation.old(stays(room)).is_some()
     }
 
-    /// Puts a summary of the model in the place of the old items, as far as that makes room.
-    fn compact(&mut self, room: usize, transcript_max: usize, cancel: &Cancel) -> Result<(), Halt> {
+    /// Puts a summary of the model in the place of the old items, as far as that makes room. `false` where even the
+    /// text to summarise is too long: the true context is smaller than the settings say. Half of it is next.
+    fn compact(&mut self, room: usize, transcript_max: &mut usize, cancel: &Cancel) -> Result<bool, Halt> {
         let Some((old, until)) = self.conversation.old(stays(room)) else {
             return Err(Halt::Failed(NO_ROOM.into()));
         };
-        let text = compaction::transcript(old, transcript_max);
-        let reply = self.ask_model(Some(&[Item::Input { text, from: None }]), cancel)?;
+        let text = compaction::transcript(old, *transcript_max);
+        let half = text.len() / 2;
+        let reply = match self.ask_model(Some(&[Item::Input { text, from: None }]), cancel) {
+            Err(Halt::TooLong) if half > TRANSCRIPT_BYTES_MIN => {
+                *transcript_max = half;
+                return Ok(false);
+            }
+            asked => asked?,
+        };
         let is_summary = reply.stop != Stop::Refusal && !reply.text.trim().is_empty();
         let item = Item::Compaction { summary: reply.text, until, usage: reply.usage };
         let Some(conversation) = self.conversation.compacted(&item).filter(|_| is_summary) else {
@@ -211,7 +212,7 @@ impl Worker {
         };
         self.save(item)?;
         self.conversation = conversation;
-        Ok(())
+        Ok(true)
     }
 
     /// Asks about the conversation, or `aside` from it: without tools, and unseen by those who watch.

@@ -122,6 +122,24 @@ fn a_context_that_stays_too_small_ends_the_turn_and_is_asked_no_further() {
 }
 
 #[test]
+fn a_text_that_is_too_long_to_be_summarised_is_halved_until_it_fits() {
+    let too_long = || json!({ "status": 400, "message": TOO_LONG });
+    let long =
+        |n: usize| json!({ "text": "word ".repeat(600), "tool_calls": step(&format!("f{n}"))["tool_calls"] });
+    let mut replies: Vec<Value> = (0..20).map(long).collect();
+    replies.extend([too_long(), too_long(), too_long(), json!({ "text": "SUMMARY" })]);
+    let model = Model::new(replies);
+    let world = model.world(200_000);
+    world.start(&["--scope", ".:write"]);
+    assert_eq!(world.turn("main", "the task")["result"], "finished");
+    let lengths =
+        model.asked()[21..24].iter().map(|body| body["messages"][1].to_string().len()).collect::<Vec<_>>();
+    assert!(lengths[0] > lengths[1] + 10_000 && lengths[1] > lengths[2] + 5_000, "{lengths:?}");
+    assert_eq!((compactions(&world).len(), world.count("main", "model_error")), (1, 3));
+    check_history(&world, "main");
+}
+
+#[test]
 fn a_summary_that_fails_or_is_cancelled_leaves_the_session_usable() {
     let too_long = json!({ "error": { "status": 400, "message": TOO_LONG } });
     let refused = json!({ "error": { "status": 401, "message": "no" } });
