@@ -103,8 +103,6 @@ pub fn take(reply: &mut Reply, data: &str) -> Result<Progress, Trouble> {
             take_usage(reply, at(event, "/usage"));
         }
         "message_stop" => return end(reply),
-        "error" => return Err(Trouble::told(event.get("error").unwrap_or(event))),
-        "" if event.get("error").is_some() => return Err(Trouble::told(at(event, "/error"))),
         _ => {} // ping, content_block_stop, and what newer versions add
     }
     Ok(Progress::More)

@@ -258,15 +258,15 @@ fn endpoint(dialect: Dialect, base_url: &str) -> String {
     let (base, query) = base_url.split_at(base_url.find('?').unwrap_or(base_url.len()));
     let base = base.trim_end_matches('/');
     let has_path = base.split_once("://").is_some_and(|(_, rest)| rest.contains('/'));
-    let path = match dialect {
-        Dialect::Anthropic if base.ends_with("/messages") => "",
-        Dialect::Anthropic if base.ends_with("/v1") => "/messages",
-        Dialect::Anthropic => "/v1/messages",
-        Dialect::Openai if base.ends_with("/chat/completions") => "",
-        Dialect::Openai if has_path => "/chat/completions",
-        Dialect::Openai => "/v1/chat/completions",
+    let (path, has_version) = match dialect {
+        Dialect::Anthropic => ("/messages", base.ends_with("/v1")),
+        Dialect::Openai => ("/chat/completions", has_path),
     };
-    format!("{base}{path}{query}")
+    if base.ends_with(path) {
+        return format!("{base}{query}");
+    }
+    let version = if has_version { "" } else { "/v1" };
+    format!("{base}{version}{path}{query}")
 }
 
 /// The host with its port, and the address without user, password and query: what sentences need.

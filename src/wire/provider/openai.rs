@@ -91,12 +91,6 @@ pub fn take(reply: &mut Reply, data: &str) -> Result<Progress, Trouble> {
         return reply.is_complete.then_some(Progress::Complete).ok_or_else(gave_up);
     }
     let chunk = &event_of(data)?;
-    if !at(chunk, "/error").is_null() {
-        return Err(Trouble::told(at(chunk, "/error")));
-    }
-    if text_of(chunk, "object") == "error" {
-        return Err(Trouble::told(chunk));
-    }
     take_usage(reply, at(chunk, "/usage"));
     let is_first = |choice: &&Value| at(choice, "/index").as_u64().unwrap_or(0) == 0;
     let Some(choice) = at(chunk, "/choices").as_array().and_then(|choices| choices.iter().find(is_first))

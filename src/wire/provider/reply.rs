@@ -131,10 +131,15 @@ impl Reply {
     }
 }
 
-/// The JSON of one event.
+/// The JSON of one event, unless it is an error report of any server.
 pub(super) fn event_of(data: &str) -> Result<Value, Trouble> {
-    serde_json::from_str(data)
-        .map_err(|error| Trouble::Broken(format!("the stream has an event that is no JSON: {error}")))
+    let event: Value = serde_json::from_str(data)
+        .map_err(|error| Trouble::Broken(format!("the stream has an event that is no JSON: {error}")))?;
+    let error = event.get("error").filter(|error| !error.is_null());
+    if error.is_some() || [text_of(&event, "type"), text_of(&event, "object")].contains(&"error") {
+        return Err(Trouble::told(error.unwrap_or(&event)));
+    }
+    Ok(event)
 }
 
 /// What is at this JSON pointer, null when nothing is.
