@@ -349,6 +349,23 @@ fn what_llmock_refuses_for_good_is_not_tried_again() {
     assert_eq!(verdict["errors"], json!(0), "{verdict}");
 }
 
+#[test]
+fn what_llmock_limits_is_told_with_the_wait_that_it_wants() {
+    let args = ["serve", "-p", "0", "--context-window", "300", "--rpm", "1"];
+    for (kind, path) in [(ProviderKind::Anthropic, "/anthropic"), (ProviderKind::Openai, "/v1")] {
+        let Some(server) = start_server("INSOMNIA_LLMOCK", &args, &Value::Null) else { return };
+        let asker = asker(kind, &format!("{}{path}", server.url), |settings| settings.max_tokens = Some(9));
+        let long = asker.ask(&[input(&"many words ".repeat(500))], &[]);
+        assert!(matches!(long, Err(Failure::ContextTooLong(_))), "{kind:?}: {long:?}");
+        let outcomes = [asker.ask(&[input("x")], &[]), asker.ask(&[input("y")], &[])];
+        let wanted = outcomes.iter().find_map(|outcome| match outcome {
+            Err(Failure::Retry { reason, wait }) if reason.contains("slow down (HTTP 429)") => *wait,
+            _ => None,
+        });
+        assert!(wanted.is_some_and(|wait| wait > Duration::ZERO), "{kind:?}: {outcomes:?}");
+    }
+}
+
 /// A socket that answers one request with these pieces; the connection closes when the answer is dropped.
 pub fn answer_once(pieces: &'static [&'static str], then: impl FnOnce(TcpStream) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

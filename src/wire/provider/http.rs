@@ -354,6 +354,12 @@ mod tests {
         assert_eq!(names, expected);
         let secrets: Vec<_> = given.iter().filter(|(name, _)| may_be_secret(name)).collect();
         assert_eq!(secrets, [&("api-key".to_owned(), Secret::new("topsecret"))]);
+        let key = |is_azure| {
+            let headers = all_headers(Dialect::Openai, is_azure, &Headers::new(), Some(&Secret::new("k")));
+            headers.into_iter().next_back().map(|(name, value)| format!("{name}: {}", value.reveal()))
+        };
+        assert_eq!(key(false).as_deref(), Some("authorization: Bearer k"));
+        assert_eq!(key(true).as_deref(), Some("api-key: k"));
         let bad = serde_json::json!({"x": 1});
         let told = given_headers(bad.as_object().unwrap()).unwrap_err();
         assert!(told.contains("header \"x\" is no text"), "{told}");
