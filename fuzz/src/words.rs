@@ -26,7 +26,7 @@ pub fn request(bytes: &[u8]) {
         Ok(request) => request_comes_back(&request),
         Err(error) => {
             let codes = [ErrorCode::BadRequest, ErrorCode::UnknownMethod, ErrorCode::TooLarge];
-            assert!(codes.contains(&error.code) && error.message.len() < bytes.len() + 500, "{error:?}");
+            assert!(codes.contains(&error.code) && error.message.len() < 4 * bytes.len() + 500, "{error:?}");
         }
     }
 }
@@ -235,7 +235,7 @@ pub fn text(bytes: &[u8]) {
     assert!(["<notices", "</notices", "[message from pod"].iter().all(|mark| !unmarked.contains(mark)));
     let (end, middle) = (cut_end(&text, length + 3), cut_middle(&text, length, "x"));
     assert!(end.len() <= length + 3 && text.starts_with(end.strip_suffix("...").unwrap_or(&end)));
-    assert!(middle.len() <= length + 60 && (middle == text) == (text.len() <= length));
+    assert!(middle.len() <= length + 60 && (middle == text || text.len() > length));
     let name = escape_name(bytes);
     assert!(!name.contains(char::is_control));
     assert_eq!(unescape_name(&name), bytes, "{name}");

@@ -251,9 +251,8 @@ pub enum Place {
 /// # Errors
 /// When a link leads in a circle, the path leads through a file, or `look` fails.
 pub fn resolve(whole: &Path, look: &dyn Fn(&Path) -> Result<Place>) -> Result<PathBuf> {
-    let told = |reason: &str| {
-        Error::told(format!("path \"{}\" {reason}", escape_name(whole.as_os_str().as_encoded_bytes())))
-    };
+    let shown = |path: &Path| escape_name(path.as_os_str().as_encoded_bytes());
+    let told = |reason: &str| Error::told(format!("path \"{}\" {reason}", shown(whole)));
     let mut todo: VecDeque<OsString> = components(whole);
     let mut real = PathBuf::from("/");
     let mut links = 0;
@@ -277,7 +276,7 @@ pub fn resolve(whole: &Path, look: &dyn Fn(&Path) -> Result<Place>) -> Result<Pa
                 todo.extend(rest);
             }
             Place::File if !todo.is_empty() => {
-                return Err(told(&format!("leads through \"{}\", which is no directory", next.display())));
+                return Err(told(&format!("leads through \"{}\", which is no directory", shown(&next))));
             }
             Place::File | Place::Directory | Place::Nothing => real = next,
         }
