@@ -67,7 +67,16 @@ fn table(world: &World) -> BTreeMap<String, i32> {
     entries.map(pair).map(|(pod_id, pid)| (pod_id, i32::try_from(pid).unwrap())).collect()
 }
 
-/// Whether a pod answers that it has nothing to do; one that dies at this moment does not.
+/// Starts the roots again that were killed, and returns how many.
+fn revive(world: &World) -> usize {
+    let alive = table(world);
+    let is_dead = |number: &usize| !alive.get(&root(*number)).is_some_and(|pid| lives(*pid));
+    let dead: Vec<usize> = (0..ROOTS).filter(is_dead).collect();
+    dead.iter().for_each(|number| start(world, *number, &["--resume"]));
+    dead.len()
+}
+
+/// Whether a living pod answers that it has nothing to do.
 fn is_quiet(world: &World, pod_id: &str) -> bool {
     let reply = world.raw(pod_id, b"{\"method\":\"status\"}\n");
     let reply: Value = serde_json::from_str(&reply).unwrap_or_default();
@@ -80,6 +89,7 @@ fn is_quiet(world: &World, pod_id: &str) -> bool {
 
 /// Ends what the roots have left running, until nobody but them is there and all of them are quiet.
 fn calm(world: &World) {
+    revive(world);
     wait_until("all is quiet", || {
         let others: Vec<String> =
             table(world).into_keys().filter(|pod_id| !pod_id.starts_with("root")).collect();
@@ -112,16 +122,10 @@ fn ten_pods_with_trees_that_are_killed_at_random_stay_as_they_were() {
             calm(&world);
             before = (0..MEASURED).map(|number| measure(&world, &root(number))).collect();
         }
-        let alive = table(&world);
-        for number in 0..ROOTS {
-            let name = root(number);
-            if !alive.get(&name).is_some_and(|pid| lives(*pid)) {
-                restarts += 1;
-                start(&world, number, &["--resume"]);
-            } else if is_quiet(&world, &name) {
-                turns += 1;
-                world.ok(&name, "run", json!({ "input": "go" }));
-            }
+        restarts += revive(&world);
+        for name in (0..ROOTS).map(root).filter(|name| is_quiet(&world, name)) {
+            turns += 1;
+            world.ok(&name, "run", json!({ "input": "go" }));
         }
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let measured: Vec<String> = (0..MEASURED).map(root).collect();
@@ -138,11 +142,6 @@ fn ten_pods_with_trees_that_are_killed_at_random_stay_as_they_were() {
             }
         }
         std::thread::sleep(Duration::from_millis(50)); // the pods' time, not ours
-    }
-    for number in 0..ROOTS {
-        if !table(&world).get(&root(number)).is_some_and(|pid| lives(*pid)) {
-            start(&world, number, &["--resume"]);
-        }
     }
     calm(&world);
     let after: Vec<[usize; 4]> = (0..MEASURED).map(|number| measure(&world, &root(number))).collect();
