@@ -177,8 +177,8 @@ impl Stage {
             match running.read(&mut line, None, soon).unwrap() {
                 Output::End => break false,
                 Output::Bytes(_) if self.deed == Deed::Start || self.deed == Deed::Launch => break true,
-                // Its command was killed, and the pod goes on without it.
-                Output::TimedOut if self.deed == Deed::Launch && self.x_answers() => break false,
+                // Its command was killed, or its ready line failed, and the pod goes on without it.
+                Output::TimedOut if self.deed != Deed::Stop && self.x_answers() => break false,
                 Output::Bytes(_) | Output::TimedOut | Output::Cancelled => {
                     assert!(begin.elapsed() < Duration::from_secs(10), "{what}: hangs");
                 }
