@@ -105,4 +105,6 @@ pub mod doors {
     mod scope;
     mod talk;
     mod terminal;
+    #[cfg(feature = "tui")]
+    pub mod tui;
 }

@@ -65,9 +65,21 @@ fn dispatch(command: &Command, given: &Given) -> Result<bool> {
         "cancel" => talk::cancel(&machine, given),
         "resume" => talk::resume(&machine, given),
         "set" => talk::set(&machine, given),
+        "tui" => tui(&machine, given),
         "scope list" => scope::list(&machine, given),
         "scope who" => scope::who(&machine, given),
         "scope repair" => scope::repair(&machine, given),
         other => Err(Error::Usage(format!("command \"{other}\" cannot run"))),
     }
+}
+
+#[cfg(feature = "tui")]
+use crate::doors::tui::run as tui;
+
+#[cfg(not(feature = "tui"))]
+fn tui(_machine: &Machine, _given: &Given) -> Result<bool> {
+    Err(Error::told(
+        "this program is built without the TUI; \"cargo install --path . --features tui\" builds it in, and \
+         \"insomnia attach POD\" follows a pod without it",
+    ))
 }

@@ -51,6 +51,8 @@ attach POD: follow a pod's conversation from now on, in plain lines
   --quiet             only what the model says
   --json              only the events as JSON, one a line
   Example: insomnia attach coder
+tui [POD]: watch a pod's tree and conversation on one screen, and step in (feature tui)
+  Example: insomnia tui main
 stop POD: end a pod and wait until its scope is back
   --tree              and every pod below it
   --kill              do not ask, kill

@@ -119,7 +119,16 @@ pub fn usage_of_tree(table: &AllocationTable, pod_id: &PodId, usages: &[(PodId, 
 /// # Errors
 /// When the registry cannot be written.
 pub fn know(context: &PodContext, entry: &Allocation, origin: Origin) -> Result<PodRecord> {
-    let record = PodRecord {
+    let record = record_of(&context.directories.state, entry, origin);
+    context.registry.add(record.clone())?;
+    context.mailbox.post(Event::Known(record.clone()));
+    Ok(record)
+}
+
+/// The record of the pod of an entry.
+#[must_use]
+pub fn record_of(state: &Path, entry: &Allocation, origin: Origin) -> PodRecord {
+    PodRecord {
         pod_id: entry.pod_id.clone(),
         name: entry.name.clone(),
         socket: PathBuf::from(&entry.socket),
@@ -127,11 +136,8 @@ pub fn know(context: &PodContext, entry: &Allocation, origin: Origin) -> Result<
         origin,
         spawner: entry.delegated_from.clone(),
         life: entry.life.clone(),
-        state_dir: session_folder(&context.directories.state, &entry.pod_id, &entry.life),
-    };
-    context.registry.add(record.clone())?;
-    context.mailbox.post(Event::Known(record.clone()));
-    Ok(record)
+        state_dir: session_folder(state, &entry.pod_id, &entry.life),
+    }
 }
 
 /// Makes every entry below this pod that is not known yet a known one, and notes who took over whom.
@@ -155,7 +161,9 @@ pub fn add_descendants(context: &PodContext, table: &AllocationTable) -> Result<
     Ok(())
 }
 
-fn describe(
+/// What is known of a recorded pod: its answer, else what the lock and its log tell.
+#[must_use]
+pub fn describe(
     lock: &ScopeLock,
     table: &AllocationTable,
     record: &PodRecord,

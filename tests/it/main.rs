@@ -42,4 +42,5 @@ mod strangers;
 mod talking;
 mod telling;
 mod tree;
+mod tui;
 mod world;

@@ -1,0 +1,172 @@
+//! The pods to choose from: the root pods of the lock, or the tree of one of them. Pure.
+
+use ratatui::text::Line;
+
+use crate::doors::terminal::ago;
+use crate::doors::tui::columns::{fit, shown};
+use crate::doors::tui::paint::{Paint, Tone};
+use crate::words::identity::{Life, PodId};
+use crate::words::protocol::{KnownPod, Status};
+use crate::words::scope::Rule;
+use crate::words::text::harmless_line;
+
+/// Pods that have ended and are still shown.
+const ENDED_MAX: usize = 64;
+/// Lines of one pod.
+const LINES: usize = 2;
+
+/// A pod as the tree shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// What it says of itself, or what is known of it.
+    pub pod: KnownPod,
+    /// Its life, where the lock has it.
+    pub life: Option<Life>,
+}
+
+/// The pods, and which one is selected.
+#[derive(Debug, Default)]
+pub struct Tree {
+    /// The pod whose tree is shown; `None` for the root pods.
+    pub root: Option<PodId>,
+    /// Spawners before the spawned, each with its depth.
+    rows: Vec<(usize, Row)>,
+    selected: usize,
+    is_known: bool,
+}
+
+impl Tree {
+    /// The tree of this pod, or the root pods; empty until the first survey.
+    #[must_use]
+    pub fn of(root: Option<PodId>) -> Tree {
+        Tree { root, ..Tree::default() }
+    }
+
+    /// Takes a new survey. What is missing in it has ended and stays, up to `ENDED_MAX` pods.
+    pub fn update(&mut self, mut found: Vec<Row>) {
+        self.is_known = true;
+        let chosen = self.selected().map(|row| row.pod.pod_id.clone());
+        let gone = |(_, row): &(usize, Row)| {
+            let is_there = found.iter().any(|new| new.pod.pod_id == row.pod.pod_id);
+            let pod = KnownPod { status: Status::Stopped, detail: "has ended".into(), ..row.pod.clone() };
+            (!is_there).then(|| Row { pod, life: row.life.clone() })
+        };
+        let mut ended: Vec<Row> = self.rows.iter().filter_map(gone).collect();
+        ended.drain(..ended.len().saturating_sub(ENDED_MAX));
+        found.append(&mut ended);
+        self.rows = in_order(found, self.root.as_ref());
+        let is_chosen = |(_, row): &(usize, Row)| Some(&row.pod.pod_id) == chosen.as_ref();
+        self.selected = self
+            .rows
+            .iter()
+            .position(is_chosen)
+            .unwrap_or(self.selected)
+            .min(self.rows.len().saturating_sub(1));
+    }
+
+    /// The selected pod.
+    #[must_use]
+    pub fn selected(&self) -> Option<&Row> {
+        self.rows.get(self.selected).map(|(_, row)| row)
+    }
+
+    /// The pod of this id.
+    #[must_use]
+    pub fn get(&self, pod_id: &PodId) -> Option<&Row> {
+        self.rows.iter().map(|(_, row)| row).find(|row| row.pod.pod_id == *pod_id)
+    }
+
+    /// Notes what a pod itself has just said of its state.
+    pub fn note(&mut self, pod_id: &PodId, status: Status, detail: &str) {
+        for (_, row) in self.rows.iter_mut().filter(|(_, row)| row.pod.pod_id == *pod_id) {
+            row.pod.status = status;
+            detail.clone_into(&mut row.pod.detail);
+        }
+    }
+
+    /// Selects the pod so many rows below.
+    pub fn move_by(&mut self, rows: isize) {
+        self.selected = self.selected.saturating_add_signed(rows).min(self.rows.len().saturating_sub(1));
+    }
+
+    /// The lines of a window of this size, the selected pod among them. `opened` is marked by `*`.
+    #[must_use]
+    pub fn view(
+        &self,
+        (width, height): (usize, usize),
+        opened: Option<&PodId>,
+        now_seconds: u64,
+        paint: Paint,
+    ) -> Vec<Line<'static>> {
+        if self.rows.is_empty() {
+            let text = match (self.is_known, &self.root) {
+                (false, _) => "looking ...",
+                (true, None) => "no pod lives; \"insomnia run\" starts one",
+                (true, Some(_)) => "this pod has ended",
+            };
+            return vec![Line::styled(fit(text, width), paint.of(Tone::Quiet))];
+        }
+        let fitting = (height / LINES).max(1);
+        let first = (self.selected + 1).saturating_sub(fitting);
+        let mut lines = Vec::with_capacity(height);
+        for (at, (depth, row)) in self.rows.iter().enumerate().skip(first).take(fitting) {
+            let pod = &row.pod;
+            let is_lost = pod.status == Status::Stopped;
+            let tone = match (at == self.selected, pod.status) {
+                (true, _) => Tone::Marked,
+                (false, _) if !pod.answers && !is_lost => Tone::Bad,
+                (false, Status::Running) => Tone::Notice,
+                (false, Status::Paused) => Tone::Bad,
+                (false, Status::Idle) => Tone::Plain,
+                (false, Status::Stopped) => Tone::Quiet,
+            };
+            let indent = " ".repeat((*depth).min(8));
+            let mark = if Some(&pod.pod_id) == opened { '*' } else { ' ' };
+            let doubt = if pod.answers || is_lost { "" } else { "?" };
+            let since = if pod.since == 0 || is_lost { String::new() } else { ago(pod.since, now_seconds) };
+            let status = format!("{}{doubt} {since}", pod.status);
+            let head = format!("{mark}{indent}{} {} {}", pod.pod_id, status.trim_end(), shown(&pod.detail));
+            lines.push(Line::styled(fit(head.trim_end(), width), paint.of(tone)));
+            let words = harmless_line(&pod.last_response);
+            let below = format!(" {indent}  {} {words}", short_scope(&pod.scope));
+            lines.push(Line::styled(fit(below.trim_end(), width), paint.of(Tone::Quiet)));
+        }
+        lines
+    }
+}
+
+/// The rules that a pod may write by, in a few words: the end of the first path, and how many more.
+fn short_scope(scope: &[Rule]) -> String {
+    let mut writes = scope.iter().filter(|rule| rule.writes());
+    let Some(first) = writes.next() else { return "reads only".into() };
+    let parts: Vec<&str> = first.path().rsplit('/').take(2).collect();
+    let path = parts.into_iter().rev().collect::<Vec<_>>().join("/");
+    let more = writes.count();
+    let more = if more > 0 { format!(" +{more}") } else { String::new() };
+    format!("{}{more}", shown(&path))
+}
+
+/// Rows with their depth, each below its spawner; a pod whose spawner is not among them stands at the top, below
+/// the root where it is one that was introduced.
+fn in_order(mut rows: Vec<Row>, root: Option<&PodId>) -> Vec<(usize, Row)> {
+    let mut ordered: Vec<(usize, Row)> = Vec::new();
+    let is_among = |id: &PodId, rows: &[Row]| rows.iter().any(|row| row.pod.pod_id == *id);
+    while !rows.is_empty() {
+        let is_top = |row: &Row| {
+            Some(&row.pod.pod_id) == root
+                || row.pod.spawner.as_ref().is_none_or(|spawner| !is_among(spawner, &rows))
+        };
+        let at = rows.iter().position(is_top).unwrap_or(0);
+        let top = rows.remove(at);
+        let depth = usize::from(root.is_some_and(|root| top.pod.pod_id != *root));
+        let mut stack = vec![(depth, top)];
+        while let Some((depth, row)) = stack.pop() {
+            let (below, rest): (Vec<Row>, Vec<Row>) =
+                rows.into_iter().partition(|other| other.pod.spawner.as_ref() == Some(&row.pod.pod_id));
+            rows = rest;
+            stack.extend(below.into_iter().rev().map(|below| (depth + 1, below)));
+            ordered.push((depth, row));
+        }
+    }
+    ordered
+}
