@@ -163,13 +163,14 @@ impl Screen {
         }));
         let ends = events.clone();
         on_end_signals(move |_| {
-            let _ = ends.try_send(Event::End); // full: the screen hangs, and does not end by itself
+            let _ = ends.send_timeout(Event::End, FAREWELL);
             std::thread::sleep(FAREWELL);
-            restore();
+            // The program hangs in a write to a terminal that takes nothing, not even the words that leave it.
+            let _ = disable_raw_mode();
             exit_now(1);
         })?;
-        enable_raw_mode()?;
         let screen = Screen { terminal: Terminal::new(CrosstermBackend::new(io::stdout()))? };
+        enable_raw_mode()?;
         let flags = KeyboardEnhancementFlags::DISAMBIGUATE_ESCAPE_CODES; // terminals that know it tell Shift-Enter
         let push = PushKeyboardEnhancementFlags(flags);
         execute!(io::stdout(), EnterAlternateScreen, EnableBracketedPaste, push)?;

@@ -12,6 +12,7 @@ fn a_build_without_the_tui_says_how_to_get_it_and_what_to_use_instead() {
 
 #[cfg(feature = "tui")]
 mod with_a_terminal {
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
     use serde_json::{Value, json};
@@ -21,11 +22,15 @@ mod with_a_terminal {
     /// A terminal of its own in which one shell command runs.
     struct Terminal<'a> {
         world: &'a World,
+        /// Of a server of its own: one that is ending takes no new session.
+        socket: String,
     }
 
     impl Terminal<'_> {
         fn open<'a>(world: &'a World, (width, height): (u16, u16), command: &str) -> Terminal<'a> {
-            let terminal = Terminal { world };
+            static NUMBER: AtomicU32 = AtomicU32::new(0);
+            let name = format!("tmux{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+            let terminal = Terminal { world, socket: world.path(&name).to_str().unwrap().to_owned() };
             let (width, height) = (width.to_string(), height.to_string());
             // What a command leaves behind stays on the screen while the shell waits.
             let command = format!("{command}; echo left $?; stty -a | grep -o '.icanon'; exec cat");
@@ -35,8 +40,7 @@ mod with_a_terminal {
         }
 
         fn tmux(&self, args: &[&str]) -> String {
-            let socket = self.world.path("tmux");
-            let common = ["-u", "-f", "/dev/null", "-S", socket.to_str().unwrap()];
+            let common = ["-u", "-f", "/dev/null", "-S", &self.socket];
             let ran = ran(self.world.program("tmux", common.iter().chain(args)));
             assert_eq!(ran.code, Some(0), "tmux {args:?}: {}", ran.stderr);
             ran.stdout
@@ -77,9 +81,7 @@ mod with_a_terminal {
 
     impl Drop for Terminal<'_> {
         fn drop(&mut self) {
-            let socket = self.world.path("tmux");
-            let socket = socket.to_str().unwrap();
-            ran(self.world.program("tmux", ["-S", socket, "kill-server"]));
+            ran(self.world.program("tmux", ["-S", &self.socket, "kill-server"]));
         }
     }
 
@@ -186,6 +188,7 @@ mod with_a_terminal {
         let terminal = Terminal::open(&world, (80, 24), &tui("main"));
         terminal.shows(&["pods of main", "+ SpawnPod", "始めました。"]);
         terminal.keys(&["Escape"]);
+        terminal.shows(&["c cancel"]); // an Escape with a key right behind it would be an Alt
         terminal.keys(&["Space"]);
         terminal.shows(&["- SpawnPod", "\"name\": \"coder\""]);
         terminal.keys(&["f", "f", "["]);

@@ -499,8 +499,8 @@ mod tests {
         }
         assert_eq!(rows(&mut conversation, 40, 2), before);
         assert_eq!((conversation.lines(), conversation.rows), (LINES_MAX, LINES_MAX));
-        conversation.add(&said(&"日".repeat(BYTES_MAX), vec![]));
-        conversation.add(&delta(&"x".repeat(3 * BYTES_MAX)));
+        conversation.add(&said(&"日".repeat(BYTES_MAX / 3 + LINE_BYTES_MAX), vec![]));
+        conversation.add(&delta(&"x".repeat(3 * LINE_BYTES_MAX)));
         rows(&mut conversation, 40, 2);
         let bytes: usize = conversation.entries.iter().map(Entry::bytes).sum();
         let counted: usize = conversation.entries.iter().map(|entry| entry.rows).sum();

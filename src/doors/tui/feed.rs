@@ -79,8 +79,8 @@ impl Feed {
             Effect::Ask(row, method) => spawn("ask", move || {
                 let _ = events.send(Event::Told(ask(&row, method)));
             }),
-            Effect::Stop(pod_id, tree) => spawn("stop", move || {
-                let text = stop(&machine, &pod_id, tree).unwrap_or_else(|error| error.to_string());
+            Effect::Stop(row, tree) => spawn("stop", move || {
+                let text = stop(&machine, &row, tree).unwrap_or_else(|error| error.to_string());
                 let _ = events.send(Event::Told(text));
             }),
         };
@@ -106,8 +106,15 @@ fn ask(row: &Row, method: Method) -> String {
     }
 }
 
-fn stop(machine: &Machine, pod_id: &PodId, tree: bool) -> Result<String> {
-    let outcome = machine.stop(&machine.living(pod_id.as_str())?, tree, true)?;
+fn stop(machine: &Machine, row: &Row, tree: bool) -> Result<String> {
+    let target = machine.living(row.pod.pod_id.as_str())?;
+    if row.life.as_ref().is_some_and(|life| *life != target.life) {
+        return Err(Error::told(format!(
+            "that pod has ended; another one is called \"{}\" now",
+            target.pod_id
+        )));
+    }
+    let outcome = machine.stop(&target, tree, true)?;
     match outcome.iter().find_map(|one| one.as_ref().err()) {
         Some((pod, error)) => Err(Error::told(format!("pod \"{pod}\" is not stopped: {error}"))),
         None => Ok(format!(

@@ -7,7 +7,7 @@ use ratatui::widgets::{Block, Borders, Clear, Paragraph};
 
 use crate::doors::tui::columns::{columns, fit, shown, wrap};
 use crate::doors::tui::paint::{Paint, Tone};
-use crate::doors::tui::state::{Focus, Over, State};
+use crate::doors::tui::state::{Focus, Over, Page, State};
 use crate::words::allocation::{Allocation, AllocationTable};
 use crate::words::scope::Loan;
 
@@ -38,15 +38,13 @@ pub fn draw(state: &State, now_seconds: u64, frame: &mut Frame<'_>) {
     draw_input(state, areas.input, frame);
     draw_foot(state, areas.foot, frame);
     let over = Rect { height: areas.foot.y, ..frame.area() };
-    match &state.over {
-        Over::Nothing | Over::Question(..) | Over::Search(_) => {}
-        Over::Help(first) => {
-            let line = |(keys, about): &(&str, &str)| format!("{keys:<18}{about}");
-            draw_over("keys", KEYS.iter().map(line).collect(), *first, over, paint, frame);
-        }
-        Over::Scope(first) => {
-            draw_over("who may write what", scope_lines(&state.table), *first, over, paint, frame);
-        }
+    if let Over::Page(page, first) = state.over {
+        let line = |(keys, about): &(&str, &str)| format!("{keys:<18}{about}");
+        let (name, lines) = match page {
+            Page::Help => ("keys", KEYS.iter().map(line).collect()),
+            Page::Scope => ("who may write what", scope_lines(&state.table)),
+        };
+        draw_over(name, lines, first, over, paint, frame);
     }
 }
 
@@ -106,16 +104,12 @@ fn draw_input(state: &State, area: Rect, frame: &mut Frame<'_>) {
 
 fn draw_foot(state: &State, area: Rect, frame: &mut Frame<'_>) {
     let (text, tone) = match (&state.over, state.told.as_str(), state.focus) {
-        (Over::Question(pod_id, true), ..) => {
-            (format!("stop pod {pod_id} and every pod below it? y / n"), Tone::Marked)
-        }
-        (Over::Question(pod_id, false), ..) => {
-            (format!("stop pod {pod_id}? pods below it live on. y / n"), Tone::Marked)
+        (Over::Question(row, tree), ..) => {
+            let below = if *tree { " and every pod below it" } else { ", not those below it" };
+            (format!("stop pod {}{below}? y / n", row.pod.pod_id), Tone::Marked)
         }
         (Over::Search(needle), ..) => (format!("search: {}", shown(needle)), Tone::Strong),
-        (Over::Help(_) | Over::Scope(_), ..) => {
-            ("Up, Down: scroll; any other key closes".to_owned(), Tone::Quiet)
-        }
+        (Over::Page(..), ..) => ("Up, Down: scroll; any other key closes".to_owned(), Tone::Quiet),
         (Over::Nothing, "", Focus::Input) => {
             ("Enter sends, Esc leaves the input, F1 shows the keys".to_owned(), Tone::Quiet)
         }
@@ -361,7 +355,10 @@ mod tests {
             assert!(frame(&mut state).last().unwrap().starts_with("stop pod coder"));
             assert!(press(&mut state, KeyCode::Enter).is_empty());
             press(&mut state, KeyCode::Char(key));
-            assert_eq!(press(&mut state, KeyCode::Char('y')), [Effect::Stop("coder".parse_id(), tree)]);
+            assert_eq!(
+                press(&mut state, KeyCode::Char('y')),
+                [Effect::Stop(Box::new(family().remove(1)), tree)]
+            );
         }
     }
 

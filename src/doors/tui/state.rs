@@ -65,7 +65,7 @@ pub enum Effect {
     /// Ask this pod.
     Ask(Box<Row>, Method),
     /// Stop a pod, or it and all below it.
-    Stop(PodId, bool),
+    Stop(Box<Row>, bool),
 }
 
 /// Where keys go.
@@ -79,17 +79,24 @@ pub enum Focus {
     Input,
 }
 
+/// A page over the usual screen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Page {
+    /// The keys.
+    Help,
+    /// Who may write what.
+    Scope,
+}
+
 /// What lies over the usual screen.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Over {
     /// Nothing.
     Nothing,
-    /// The keys, from this row on.
-    Help(usize),
-    /// Who may write what, from this row on.
-    Scope(usize),
+    /// A page, from this row on.
+    Page(Page, usize),
     /// Whether to stop this pod, and all below it.
-    Question(PodId, bool),
+    Question(Box<Row>, bool),
     /// What is searched, as typed so far.
     Search(String),
 }
@@ -248,7 +255,7 @@ impl State {
                 self.focus = Focus::Input;
                 self.type_in(text);
             }
-            Over::Help(_) | Over::Scope(_) | Over::Question(..) => {}
+            Over::Page(..) | Over::Question(..) => {}
         }
     }
 
@@ -266,28 +273,25 @@ impl State {
         }
         self.told.clear();
         match std::mem::replace(&mut self.over, Over::Nothing) {
-            Over::Nothing => self.on_usual_key(key, has_control),
-            Over::Help(first) => {
-                self.over = scrolled(first, key.code).map_or(Over::Nothing, Over::Help);
-                Vec::new()
+            Over::Nothing => return self.on_usual_key(key, has_control),
+            Over::Page(page, first) => {
+                let first = match (key.code, ()) {
+                    (KeyCode::Down | KeyCode::Char('j'), ()) => first + 1,
+                    (KeyCode::Up | KeyCode::Char('k'), ()) => first.saturating_sub(1),
+                    (KeyCode::PageDown, ()) => first + 10,
+                    (KeyCode::PageUp, ()) => first.saturating_sub(10),
+                    _ => return Vec::new(),
+                };
+                self.over = Over::Page(page, first);
             }
-            Over::Scope(first) => {
-                self.over = scrolled(first, key.code).map_or(Over::Nothing, Over::Scope);
-                Vec::new()
+            Over::Question(row, tree) if matches!(key.code, KeyCode::Char('y' | 'Y')) => {
+                self.told = format!("stopping {} ...", row.pod.pod_id);
+                return self.begin(Effect::Stop(row, tree));
             }
-            Over::Question(pod_id, tree) if matches!(key.code, KeyCode::Char('y' | 'Y')) => {
-                self.told = format!("stopping {pod_id} ...");
-                self.begin(Effect::Stop(pod_id, tree))
-            }
-            Over::Question(..) => {
-                self.told = "nothing is stopped".into();
-                Vec::new()
-            }
-            Over::Search(needle) => {
-                self.on_search_key(needle, key.code);
-                Vec::new()
-            }
+            Over::Question(..) => self.told = "nothing is stopped".into(),
+            Over::Search(needle) => self.on_search_key(needle, key.code),
         }
+        Vec::new()
     }
 
     fn on_search_key(&mut self, mut needle: String, code: KeyCode) {
@@ -319,60 +323,43 @@ impl State {
     }
 
     fn on_usual_key(&mut self, key: KeyEvent, has_control: bool) -> Vec<Effect> {
-        match (key.code, has_control) {
+        match (key.code, self.focus) {
             (KeyCode::Tab, _) => self.focus = next(self.focus),
             (KeyCode::BackTab, _) => self.focus = next(next(self.focus)),
-            (KeyCode::F(1), _) => self.over = Over::Help(0),
-            (KeyCode::F(2), _) => self.over = Over::Scope(0),
+            (KeyCode::F(1), _) => self.over = Over::Page(Page::Help, 0),
+            (KeyCode::F(2), _) => self.over = Over::Page(Page::Scope, 0),
             (KeyCode::PageUp, _) => self.conversation.scroll_pages(-1),
             (KeyCode::PageDown, _) => self.conversation.scroll_pages(1),
-            _ if self.focus == Focus::Input => return self.on_input_key(key, has_control),
-            (KeyCode::Char(letter), false) => return self.on_letter(letter),
-            (code, _) => match (self.focus, code) {
-                (Focus::Tree, KeyCode::Up) => self.tree.move_by(-1),
-                (Focus::Tree, KeyCode::Down) => self.tree.move_by(1),
-                (Focus::Tree, KeyCode::Enter) => return self.choose(),
-                (Focus::Tree, KeyCode::Esc | KeyCode::Backspace | KeyCode::Left) => {
-                    return self.show_tree_of(None);
-                }
-                (_, KeyCode::Up) => self.conversation.scroll(-1),
-                (_, KeyCode::Down) => self.conversation.scroll(1),
-                (_, KeyCode::Home) => self.conversation.scroll(isize::MIN),
-                (_, KeyCode::End) => self.conversation.scroll(isize::MAX),
-                (_, KeyCode::Enter) => self.focus = Focus::Input,
-                (_, KeyCode::Esc) => self.focus = Focus::Tree,
-                _ => {}
-            },
-        }
-        Vec::new()
-    }
-
-    fn on_letter(&mut self, letter: char) -> Vec<Effect> {
-        match letter {
-            'q' => self.is_over = true,
-            '?' | 'h' => self.over = Over::Help(0),
-            'w' => self.over = Over::Scope(0),
-            '/' => self.over = Over::Search(String::new()),
-            'i' => self.focus = Focus::Input,
-            'n' => self.jump(Target::Hit, false),
-            'N' => self.jump(Target::Hit, true),
-            '[' => self.jump(Target::Turn, false),
-            ']' => self.jump(Target::Turn, true),
-            '{' => self.jump(Target::Call, false),
-            '}' => self.jump(Target::Call, true),
-            ' ' => self.conversation.fold(),
-            'f' => self.conversation.fold_all(),
-            'g' => self.conversation.scroll(isize::MIN),
-            'G' => self.conversation.scroll(isize::MAX),
-            'k' if self.focus == Focus::Tree => self.tree.move_by(-1),
-            'j' if self.focus == Focus::Tree => self.tree.move_by(1),
-            'k' => self.conversation.scroll(-1),
-            'j' => self.conversation.scroll(1),
-            'c' => return self.ask(Method::Cancel),
-            'r' => return self.ask(Method::Resume),
-            's' | 'S' => {
+            (_, Focus::Input) => return self.on_input_key(key, has_control),
+            (KeyCode::Up | KeyCode::Char('k'), Focus::Tree) => self.tree.move_by(-1),
+            (KeyCode::Down | KeyCode::Char('j'), Focus::Tree) => self.tree.move_by(1),
+            (KeyCode::Enter, Focus::Tree) => return self.choose(),
+            (KeyCode::Esc | KeyCode::Backspace | KeyCode::Left, Focus::Tree) => {
+                return self.show_tree_of(None);
+            }
+            (KeyCode::Up | KeyCode::Char('k'), _) => self.conversation.scroll(-1),
+            (KeyCode::Down | KeyCode::Char('j'), _) => self.conversation.scroll(1),
+            (KeyCode::Home | KeyCode::Char('g'), _) => self.conversation.scroll(isize::MIN),
+            (KeyCode::End | KeyCode::Char('G'), _) => self.conversation.scroll(isize::MAX),
+            (KeyCode::Enter | KeyCode::Char('i'), _) => self.focus = Focus::Input,
+            (KeyCode::Esc, _) => self.focus = Focus::Tree,
+            (KeyCode::Char('q'), _) => self.is_over = true,
+            (KeyCode::Char('?'), _) => self.over = Over::Page(Page::Help, 0),
+            (KeyCode::Char('w'), _) => self.over = Over::Page(Page::Scope, 0),
+            (KeyCode::Char('/'), _) => self.over = Over::Search(String::new()),
+            (KeyCode::Char('n'), _) => self.jump(Target::Hit, false),
+            (KeyCode::Char('N'), _) => self.jump(Target::Hit, true),
+            (KeyCode::Char('['), _) => self.jump(Target::Turn, false),
+            (KeyCode::Char(']'), _) => self.jump(Target::Turn, true),
+            (KeyCode::Char('{'), _) => self.jump(Target::Call, false),
+            (KeyCode::Char('}'), _) => self.jump(Target::Call, true),
+            (KeyCode::Char(' '), _) => self.conversation.fold(),
+            (KeyCode::Char('f'), _) => self.conversation.fold_all(),
+            (KeyCode::Char('c'), _) => return self.ask(Method::Cancel),
+            (KeyCode::Char('r'), _) => return self.ask(Method::Resume),
+            (KeyCode::Char(letter @ ('s' | 'S')), _) => {
                 if let Some(row) = self.target() {
-                    self.over = Over::Question(row.pod.pod_id.clone(), letter == 'S');
+                    self.over = Over::Question(Box::new(row.clone()), letter == 'S');
                 }
             }
             _ => {}
@@ -381,7 +368,8 @@ impl State {
     }
 
     fn on_input_key(&mut self, key: KeyEvent, has_control: bool) -> Vec<Effect> {
-        let breaks = key.modifiers.intersects(KeyModifiers::ALT | KeyModifiers::SHIFT);
+        let has_alt = key.modifiers.contains(KeyModifiers::ALT);
+        let breaks = has_alt || key.modifiers.contains(KeyModifiers::SHIFT);
         match (key.code, has_control) {
             (KeyCode::Enter, _) if breaks => self.type_in("\n"),
             (KeyCode::Char('j'), true) => self.type_in("\n"),
@@ -391,7 +379,7 @@ impl State {
             (KeyCode::Char('w'), true) => self.input.delete_word(),
             (KeyCode::Char('a'), true) | (KeyCode::Home, _) => self.input.home(),
             (KeyCode::Char('e'), true) | (KeyCode::End, _) => self.input.end(),
-            (KeyCode::Char(c), false) => self.type_in(c.encode_utf8(&mut [0; 4])),
+            (KeyCode::Char(c), false) if !has_alt => self.type_in(c.encode_utf8(&mut [0; 4])),
             (KeyCode::Backspace, _) => self.input.delete_before(),
             (KeyCode::Delete, _) => self.input.delete_under(),
             (KeyCode::Left, _) => self.input.left(),
@@ -444,22 +432,18 @@ impl State {
     }
 
     fn send(&mut self) -> Vec<Effect> {
-        match &self.chosen {
-            None => self.told = "choose a pod first: Tab, then Enter".into(),
-            Some(chosen) if chosen.is_gone => {
-                let pod = &chosen.row.pod.pod_id;
-                self.told = format!("pod {pod} has ended; \"insomnia resume {pod}\" starts it again");
-            }
-            Some(_) if self.input.text().trim().is_empty() => {}
-            Some(_) if self.requests >= REQUESTS_MAX => {
-                self.told = "too many requests are on their way".into()
-            }
-            Some(chosen) => {
-                let row = Box::new(chosen.row.clone());
-                let input = self.input.take();
-                self.conversation.scroll(isize::MAX);
-                return self.begin(Effect::Ask(row, Method::Run { input }));
-            }
+        let Some(Chosen { row, is_gone, .. }) = &self.chosen else {
+            self.told = "choose a pod first: Tab, then Enter".into();
+            return Vec::new();
+        };
+        let row = Box::new(row.clone());
+        if *is_gone {
+            let pod = &row.pod.pod_id;
+            self.told = format!("pod {pod} has ended; \"insomnia resume {pod}\" starts it again");
+        } else if !self.input.text().trim().is_empty() && !self.is_busy() {
+            let input = self.input.take();
+            self.conversation.scroll(isize::MAX);
+            return self.begin(Effect::Ask(row, Method::Run { input }));
         }
         Vec::new()
     }
@@ -470,12 +454,20 @@ impl State {
     }
 
     fn begin(&mut self, effect: Effect) -> Vec<Effect> {
-        if self.requests >= REQUESTS_MAX {
-            self.told = "too many requests are on their way".into();
+        if self.is_busy() {
             return Vec::new();
         }
         self.requests += 1;
         vec![effect]
+    }
+
+    /// Whether nothing more can be asked now, which is said.
+    fn is_busy(&mut self) -> bool {
+        let is_busy = self.requests >= REQUESTS_MAX;
+        if is_busy {
+            self.told = "too many requests are on their way".into();
+        }
+        is_busy
     }
 }
 
@@ -484,16 +476,5 @@ fn next(focus: Focus) -> Focus {
         Focus::Tree => Focus::Talk,
         Focus::Talk => Focus::Input,
         Focus::Input => Focus::Tree,
-    }
-}
-
-/// Where a list stands after a key; `None` when the key closes it.
-fn scrolled(first: usize, code: KeyCode) -> Option<usize> {
-    match (code, ()) {
-        (KeyCode::Down | KeyCode::Char('j'), ()) => Some(first + 1),
-        (KeyCode::Up | KeyCode::Char('k'), ()) => Some(first.saturating_sub(1)),
-        (KeyCode::PageDown, ()) => Some(first + 10),
-        (KeyCode::PageUp, ()) => Some(first.saturating_sub(10)),
-        _ => None,
     }
 }
