@@ -155,11 +155,6 @@ impl Conversation {
         }
     }
 
-    /// Puts a remark below everything.
-    pub fn remark(&mut self, text: &str) {
-        self.push_text(Tone::Bad, text);
-    }
-
     fn push_call(&mut self, call: &ToolCall) {
         let arguments = cut_end(&harmless_line(&call.input.to_string()), CALL_BYTES_MAX);
         let inner = serde_json::to_string_pretty(&call.input).unwrap_or_default();

@@ -24,12 +24,6 @@ pub struct Input {
 }
 
 impl Input {
-    /// Whether nothing is typed.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.text.is_empty()
-    }
-
     /// What is typed.
     #[must_use]
     pub fn text(&self) -> &str {

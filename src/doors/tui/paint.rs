@@ -26,7 +26,7 @@ pub enum Tone {
 }
 
 /// Whether there are colours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Paint {
     /// `false` leaves bold, dim and reverse only.
     pub has_colours: bool,

@@ -31,20 +31,19 @@ pub const KEYS: &[(&str, &str)] = &[
 
 /// Draws one frame.
 pub fn draw(state: &State, now_seconds: u64, frame: &mut Frame<'_>) {
-    let areas = state.areas();
-    let paint = state.paint;
-    draw_tree(state, now_seconds, areas.tree, frame);
-    draw_talk(state, areas.talk, frame);
-    draw_input(state, areas.input, frame);
-    draw_foot(state, areas.foot, frame);
-    let over = Rect { height: areas.foot.y, ..frame.area() };
+    let [tree, talk, input, foot] = state.areas();
+    draw_tree(state, now_seconds, tree, frame);
+    draw_talk(state, talk, frame);
+    draw_input(state, input, frame);
+    draw_foot(state, foot, frame);
+    let over = Rect { height: foot.y, ..frame.area() };
     if let Over::Page(page, first) = state.over {
         let line = |(keys, about): &(&str, &str)| format!("{keys:<18}{about}");
         let (name, lines) = match page {
             Page::Help => ("keys", KEYS.iter().map(line).collect()),
             Page::Scope => ("who may write what", scope_lines(&state.table)),
         };
-        draw_over(name, lines, first, over, paint, frame);
+        draw_over(name, lines, first, over, state.paint, frame);
     }
 }
 

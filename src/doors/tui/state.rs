@@ -69,9 +69,10 @@ pub enum Effect {
 }
 
 /// Where keys go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Focus {
     /// To the pods.
+    #[default]
     Tree,
     /// To the conversation.
     Talk,
@@ -89,9 +90,10 @@ pub enum Page {
 }
 
 /// What lies over the usual screen.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub enum Over {
     /// Nothing.
+    #[default]
     Nothing,
     /// A page, from this row on.
     Page(Page, usize),
@@ -113,7 +115,7 @@ pub struct Chosen {
 }
 
 /// All that the screen shows.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct State {
     /// The pods.
     pub tree: Tree,
@@ -141,43 +143,16 @@ pub struct State {
     pub is_over: bool,
 }
 
-/// Where the parts of the screen lie.
-#[derive(Debug, Clone, Copy)]
-pub struct Areas {
-    /// The pods, with a border to the right and a title.
-    pub tree: Rect,
-    /// The conversation, with a title.
-    pub talk: Rect,
-    /// The input, with a title.
-    pub input: Rect,
-    /// The last row: keys, or what was told.
-    pub foot: Rect,
-}
-
 impl State {
     /// The screen before anything is known.
     #[must_use]
     pub fn new(size: Size, paint: Paint, root: Option<PodId>) -> State {
-        State {
-            tree: Tree::of(root),
-            chosen: None,
-            choice: 0,
-            conversation: Conversation::default(),
-            input: Input::default(),
-            focus: Focus::Tree,
-            over: Over::Nothing,
-            table: AllocationTable::default(),
-            told: String::new(),
-            requests: 0,
-            size,
-            paint,
-            is_over: false,
-        }
+        State { tree: Tree::of(root), size, paint, ..State::default() }
     }
 
-    /// Where the parts of the screen lie.
+    /// Where the pods, the conversation, the input and the last row lie.
     #[must_use]
-    pub fn areas(&self) -> Areas {
+    pub fn areas(&self) -> [Rect; 4] {
         let all = Rect::new(0, 0, self.size.width, self.size.height);
         let rows = self.input.rows(usize::from(all.width.saturating_sub(3)).max(1));
         let rows = u16::try_from(rows).unwrap_or(1) + 1;
@@ -186,12 +161,12 @@ impl State {
                 .areas(all);
         let width = (all.width * 3 / 10).clamp(26, 70);
         let [tree, talk] = Layout::horizontal([Constraint::Length(width), Constraint::Min(10)]).areas(body);
-        Areas { tree, talk, input, foot }
+        [tree, talk, input, foot]
     }
 
-    /// Makes the parts fit the screen. To be called before a frame.
+    /// Makes the conversation fit the screen. To be called before a frame.
     pub fn settle(&mut self) {
-        let talk = self.areas().talk;
+        let [_, talk, ..] = self.areas();
         self.conversation.settle(usize::from(talk.width), usize::from(talk.height.saturating_sub(1)));
     }
 
