@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use crate::doors::commands::{self, Asked, Command, Given};
 use crate::doors::find::Machine;
 use crate::doors::terminal::{answer, talk_line};
+#[cfg(feature = "tui")]
+use crate::doors::tui::run as tui;
 use crate::doors::{demo, doctor, list, manual, run, scope, talk};
 use crate::words::error::{Error, Result};
 
@@ -72,9 +74,6 @@ fn dispatch(command: &Command, given: &Given) -> Result<bool> {
         other => Err(Error::Usage(format!("command \"{other}\" cannot run"))),
     }
 }
-
-#[cfg(feature = "tui")]
-use crate::doors::tui::run as tui;
 
 #[cfg(not(feature = "tui"))]
 fn tui(_machine: &Machine, _given: &Given) -> Result<bool> {

@@ -201,6 +201,10 @@ mod with_a_terminal {
         terminal.keys(&["x"]);
         terminal.keys(&["?"]);
         terminal.shows(&["stop it and all below it", "the pods go on"]);
+        terminal.keys(&["x"]);
+        terminal.tmux(&["set-buffer", "貼り付け\nof two lines"]);
+        terminal.tmux(&["paste-buffer", "-p"]);
+        terminal.shows(&["> 貼り付け", "\n  of two lines", "Enter sends"]);
         terminal.keys(&["C-c"]);
         terminal.is_given_back("left 0");
         assert!(world.entry("main").is_some(), "leaving stops nobody");
