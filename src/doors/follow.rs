@@ -214,13 +214,18 @@ impl Follower {
         }
     }
 
+    /// Whether there is anything but events or answers on the terminal.
+    pub(super) fn talks(&self) -> bool {
+        matches!(self.style, Style::Text | Style::Talk)
+    }
+
     /// Says a line, where there is talk at all.
     pub(super) fn say(&mut self, text: &str) {
         self.end_line();
-        match self.style {
-            Style::Text | Style::Talk => talk_line(text),
-            Style::Show => self.answer(&format!("{text}\n")),
-            Style::Json | Style::TextOnly | Style::Quiet => {}
+        if self.talks() {
+            talk_line(text);
+        } else if self.style == Style::Show {
+            self.answer(&format!("{text}\n"));
         }
     }
 

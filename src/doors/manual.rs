@@ -36,7 +36,7 @@ fn cases() -> String {
     let mut text = format!("  case \"$line\" in\n    {}) known= ;;\n", values.join("|"));
     for command in COMMANDS.iter() {
         let flags: Vec<String> = command.flags.iter().map(|flag| format!("--{}", flag.name)).collect();
-        let pods = if command.arguments.starts_with("POD") { format!(" $({PODS})") } else { String::new() };
+        let pods = if command.arguments.contains("POD") { format!(" $({PODS})") } else { String::new() };
         text.push_str(&format!(
             "    \"{} \"*) known=\"{}{}{pods}\" ;;\n",
             command.name,
@@ -79,7 +79,7 @@ fn fish() -> String {
             let value = if value.is_empty() { "" } else { "-r " };
             line(&within, format!("{value}-l {name} -d {}", quote(about)));
         }
-        if command.arguments.starts_with("POD") {
+        if command.arguments.contains("POD") {
             line(&within, format!("-f -a {}", quote(&format!("({PODS})"))));
         } else if !choices(command).is_empty() {
             line(&within, format!("-f -a {}", quote(choices(command).trim())));

@@ -46,7 +46,13 @@ fn follow_root(machine: &Machine, given: &Given, root: &Address) -> Result<bool>
     let first =
         First::Cancels(if given.has("keep") { "leaves it running" } else { "ends the pod and all below it" });
     let (theirs, pod_id, keeps) = (machine.clone(), root.pod.clone(), given.has("keep"));
-    let at_prompt = move || signal::exit_now(i32::from(!keeps && stop_tree(&theirs, &pod_id).is_err()));
+    let at_prompt = move || {
+        let done = match keeps {
+            true => theirs.who_lives_on(&pod_id).map(|text| talk_line(&format!("\n{text}"))),
+            false => stop_tree(&theirs, &pod_id),
+        };
+        signal::exit_now(i32::from(done.is_err()));
+    };
     let mut followed =
         Followed::begin(root, None, Style::of_answer(given), first, Presses::listen(at_prompt)?)?;
     let status: StatusReply = client::ask(root, None, Method::Status)?;
@@ -162,10 +168,9 @@ fn lines_from_input(machine: &Machine, followed: &mut Followed) -> Result<Over> 
     let input = std::io::stdin();
     let mut lines = input.lock().lines();
     loop {
+        let prompt = if input.is_terminal() && followed.follower.talks() { "> " } else { "" };
         let next = followed.at_prompt(|| {
-            if input.is_terminal() {
-                talk("> ");
-            }
+            talk(prompt);
             lines.next()
         });
         let Some(line) = next else { return Ok(Over::Reached) };

@@ -317,6 +317,21 @@ fn ctrl_c_leaves_what_is_only_watched_and_says_how_to_reach_it() {
 }
 
 #[test]
+fn a_polite_kill_leaves_what_is_watched_and_cancels_nothing() {
+    let world = World::with_script(json!({ "*": [{ "delay_ms": 600_000, "text": "never" }] }));
+    world.start(&[]);
+    let mut attached = world.program(INSOMNIA, ["attach", "main"]).start(ErrorOutput::WithOutput).unwrap();
+    let mut text = String::new();
+    read_until(&mut attached, &mut text, "-- following");
+    world.ok("main", "run", json!({ "input": "y" }));
+    read_until(&mut attached, &mut text, "(run)");
+    assert_eq!(ran(world.program("kill", [attached.id().to_string()])).code, Some(0));
+    read_until(&mut attached, &mut text, "pod main lives on");
+    assert_eq!(attached.wait(Instant::now() + PATIENCE).unwrap().code(), Some(0));
+    assert_eq!(world.status("main")["status"], "running");
+}
+
+#[test]
 fn completions_and_the_manual_are_what_shells_and_roff_understand() {
     let world = World::with_script(json!({ "*": [{ "text": "x" }] }));
     world.start(&["--name", "solo"]);
