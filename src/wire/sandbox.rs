@@ -109,7 +109,7 @@ pub struct Plan {
     pub variables: Vec<(String, String)>,
 }
 
-/// What the helper says: how the command ended, or why it was not run.
+/// What the helper says: how the command ended, or why it could not be run.
 type Report = std::result::Result<Ended, String>;
 
 /// How a command's time ended.
@@ -172,7 +172,7 @@ impl Sandbox {
     /// Runs one command to its end and the end of all it started. What it says goes to `kept`.
     ///
     /// # Errors
-    /// When it could not be confined or started: then it has not run.
+    /// When it could not be confined, started or watched: nothing of it is left then.
     pub fn run(
         &self,
         plan: &Plan,
@@ -198,8 +198,8 @@ impl Sandbox {
         let _ = ours.shutdown(Shutdown::Write); // the lifeline: everything inside ends now
         // However long that takes: what still runs could write into what the next call lends.
         let mut report = Vec::new();
-        while let Err(error) = ours.read_to_end(&mut report) {
-            log::error!("a command was killed but has not ended ({error}); nothing else runs until it has");
+        while ours.read_to_end(&mut report).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            log::error!("a command was killed but has not ended; nothing else runs until it has");
         }
         helper.wait().map_err(failed)?;
         // What escaped at a weaker level may hold the pipe and go on, so only what it holds by now is read.

@@ -597,6 +597,24 @@ fn s02_git_cannot_be_led_to_another_configuration() {
     let other = world_with(vec![call("true")], json!({}));
     assert_eq!(go(&other, &[".:write"])[0].1, "exit code 0");
     assert!(world.project().join(".git/commondir").exists(), "one that was there before stays");
+    // Every repository that is protected, and nothing where a link leads to.
+    let world = world_with(
+        vec![call("echo x | tee a/.git/commondir > b/c/.git/commondir; ln -s ../elsewhere .git")],
+        json!({}),
+    );
+    ran(world.program("git", ["init", "-q", "src/a"]));
+    ran(world.program("git", ["init", "-q", "src/b/c"]));
+    fs::create_dir(world.project().join("elsewhere")).unwrap();
+    fs::write(world.project().join("elsewhere/commondir"), "x").unwrap();
+    world.start(&["--dir", world.project().join("src").to_str().unwrap(), "--scope", ".:write"]);
+    world.turn("main", "go");
+    let (_, text) = world.results("main", "Shell").remove(0);
+    assert!(text.ends_with("exit code 0"), "{text}");
+    for (path, stays) in
+        [("src/a/.git", false), ("src/b/c/.git", false), ("elsewhere", true), ("src/.git", true)]
+    {
+        assert_eq!(world.project().join(path).join("commondir").exists(), stays, "{path}");
+    }
 }
 
 #[test]
