@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,6 @@ pub fn open_entry_at(directory: impl AsFd, name: &Path) -> io::Result<File> {
 /// # Errors
 /// As open(2).
 pub fn reopen(entry: &File) -> io::Result<File> {
-    use std::os::fd::AsRawFd;
     File::open(format!("/proc/self/fd/{}", entry.as_raw_fd()))
 }
 
@@ -160,7 +159,6 @@ pub fn link_at(directory: impl AsFd, from: &Path, to: &Path) -> io::Result<()> {
 /// # Errors
 /// When `/proc` is missing.
 pub fn real_path(descriptor: impl AsFd) -> io::Result<PathBuf> {
-    use std::os::fd::AsRawFd;
     std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
 }
 
@@ -337,7 +335,8 @@ impl Drop for LockedFile {
     /// exec, and closing ours alone would leave the lock with it.
     fn drop(&mut self) {
         let Some(Err((locked, errno))) = self.0.take().map(Flock::unlock) else { return };
-        log::warn!("cannot unlock a file: {errno}"); // its end at the exit of the process unlocks it
+        log::warn!("cannot unlock a file: {errno}"); // closing it unlocks it too, if no program is just being started
+        let _ = nix::unistd::close(locked.as_raw_fd());
         std::mem::forget(locked); // its own drop would try again and panic
     }
 }
