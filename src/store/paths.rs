@@ -395,6 +395,7 @@ mod tests {
         let outside = canonical(Path::new("none/../../other/x"), &w).unwrap();
         assert_eq!(outside, w.parent().unwrap().join("other/x"));
         check("link/new/deep", "src/new/deep");
+        check("link/../file", "file");
         let refused = |text: &str, reason: &str| {
             let error = canonical(Path::new(text), &w).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
