@@ -101,10 +101,10 @@ fn calm(world: &World) {
 /// Descriptors, threads, KiB of memory and KiB of history of a pod.
 fn measure(world: &World, pod_id: &str) -> [usize; 4] {
     let pid = world.pid(pod_id);
+    let state = std::path::PathBuf::from(world.status(pod_id)["state_dir"].as_str().unwrap());
+    let history = std::fs::metadata(state.join("history.jsonl")).unwrap().len() >> 10;
     wait_until("its short threads have ended", || is_at_rest(pid));
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count();
-    let history = std::path::PathBuf::from(world.status(pod_id)["state_dir"].as_str().unwrap());
-    let history = std::fs::metadata(history.join("history.jsonl")).unwrap().len() >> 10;
     let memory = memory_kib(pid, "VmRSS");
     [descriptors(pid), threads, usize::try_from(memory).unwrap(), usize::try_from(history).unwrap()]
 }
