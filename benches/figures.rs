@@ -3,6 +3,7 @@
 //! Each row has its median, 99th percentile and count, and goes to `target/bench.json` too. Rows that compare take the
 //! other program's command from the environment: `INSOMNIA_BENCH_TURN`, which asks the server at `OPENAI_BASE_URL` once
 //! and ends, and `INSOMNIA_BENCH_SHELL`, which confines the command that follows it. `INSOMNIA_LONG=1` adds a build.
+//! All is measured in `TMPDIR`; a real runtime directory lies in memory, as `TMPDIR=/dev/shm` does.
 
 #![allow(
     clippy::print_stdout,
@@ -64,7 +65,8 @@ const SECTIONS: [Section; 11] = [
 fn main() {
     let wanted = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     let mut figures = Figures::default();
-    println!("{:<62} {:>9} {:>9} {:>6}  reach", "", "median", "99th", "count");
+    let place = format!("in {}", std::env::temp_dir().display());
+    println!("{place:<62} {:>9} {:>9} {:>6}  reach", "median", "99th", "count");
     for (name, measure) in SECTIONS {
         if wanted.as_ref().is_none_or(|wanted| wanted == name) {
             measure(&mut figures);
