@@ -4,7 +4,8 @@
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     let var = |name| std::env::var(name).unwrap_or_default();
-    if var("CARGO_CFG_TARGET_ENV") != "gnu" || var("TARGET") != var("HOST") {
+    let is_static = var("CARGO_CFG_TARGET_FEATURE").contains("crt-static"); // has it already
+    if is_static || var("CARGO_CFG_TARGET_ENV") != "gnu" || var("TARGET") != var("HOST") {
         return;
     }
     let linker = std::env::var("RUSTC_LINKER").unwrap_or_else(|_| "cc".into());
