@@ -78,7 +78,7 @@ S09 a sandbox that cannot start
     shell::s09_where_namespaces_are_refused_root_has_no_shell_and_is_told_why
     shell::s09_where_namespaces_are_refused_an_ordinary_user_has_the_reduced_level
     shell::s09_inside_its_own_shell_a_pod_is_confined_or_says_why_not
-    shell::a_call_that_fails_during_the_set_up_never_runs_the_command
+    shell::a_call_that_fails_during_the_set_up_never_runs_the_command_unconfined
 S10 an empty list read as everything
     files::s10_an_empty_scope_writes_nothing
     lock_races::s10_no_scope_is_nothing_and_an_empty_path_is_refused

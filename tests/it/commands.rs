@@ -419,7 +419,10 @@ fn nothing_that_pods_files_or_names_say_drives_a_terminal() {
         let arguments: Vec<Vec<&str>> = match command.arguments {
             "POD" => ["main", "gone", "kid", EVIL].map(|pod| vec![pod]).to_vec(),
             "POD TEXT" => vec![vec!["main", EVIL], vec![EVIL, EVIL], vec!["main", EVIL, "--wait"]],
-            "PATH" | "[TASK]" | "bash|zsh|fish" => vec![vec![EVIL]],
+            "POD model NAME" => {
+                vec![vec!["main", "model", EVIL], vec![EVIL, "model", "x"], vec!["main", EVIL]]
+            }
+            "[POD]" | "PATH" | "[TASK]" | "bash|zsh|fish" => vec![vec![EVIL]],
             _ => vec![vec![]],
         };
         for argument in arguments {

@@ -493,18 +493,13 @@ impl Signals {
         signals
     }
 
-    /// Whether this process or thread came from the one that watches over a command in namespaces of its own.
+    /// Whether this process or thread came from the helper that confines a command: what the helper starts is in
+    /// namespaces of its own.
     fn is_inside(&self, pid: i32) -> bool {
-        let inner =
-            |pid| self.programs.iter().any(|(of, text)| *of == pid && text.contains("--confined-inner"));
-        let mut next = Some(pid);
-        while let Some(pid) = next {
-            if inner(pid) {
-                return true;
-            }
-            next = self.started_by.get(&pid).copied();
-        }
-        false
+        let helper =
+            |pid| self.programs.iter().any(|(of, text)| *of == pid && text.contains("\"--confined\""));
+        std::iter::successors(self.started_by.get(&pid), |above| self.started_by.get(above))
+            .any(|above| helper(*above))
     }
 }
 
