@@ -250,10 +250,10 @@ impl Summary {
 /// The tool calls that have no result yet, oldest first.
 #[must_use]
 pub fn open_calls(items: &[Item]) -> Vec<ToolCall> {
-    let mut open: Vec<ToolCall> = Vec::new();
+    let mut open: Vec<&ToolCall> = Vec::new();
     for item in items {
         match item {
-            Item::Assistant(message) => open.extend(message.tool_calls.iter().cloned()),
+            Item::Assistant(message) => open.extend(&message.tool_calls),
             Item::ToolResult { id, .. } => open.retain(|call| call.id != *id),
             Item::Session { .. }
             | Item::TurnStarted { .. }
@@ -265,7 +265,7 @@ pub fn open_calls(items: &[Item]) -> Vec<ToolCall> {
             | Item::TurnEnded { .. } => {}
         }
     }
-    open
+    open.into_iter().cloned().collect()
 }
 
 #[cfg(test)]

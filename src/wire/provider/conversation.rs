@@ -4,7 +4,6 @@
 //! refuse those, for ever, so they are closed here.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 
 use serde_json::Value;
 
@@ -115,19 +114,19 @@ pub(super) fn clean_name(name: &str, bytes_max: usize) -> String {
 /// Gives each call an id that no other call of the conversation has: some servers send none, or count from
 /// zero in each reply. `number` is that of the request.
 pub(super) fn make_ids_unique(message: &mut AssistantMessage, items: &[Item], number: u64) {
-    let mut taken: HashSet<String> = HashSet::new();
-    for item in items {
-        if let Item::Assistant(earlier) = item {
-            taken.extend(earlier.tool_calls.iter().map(|call| call.id.clone()));
-        }
-    }
+    let is_earlier = |id: &String| {
+        let has = |item: &Item| matches!(item, Item::Assistant(earlier) if earlier.tool_calls.iter().any(|call| call.id == *id));
+        items.iter().any(has)
+    };
+    let mut own: Vec<String> = Vec::new();
     for (index, call) in message.tool_calls.iter_mut().enumerate() {
         let first = format!("call_{number}_{index}");
         let further = (1..).map(|again| format!("{first}_{again}"));
         let mut candidates = std::iter::once(first.clone()).chain(further);
-        while call.id.is_empty() || !taken.insert(call.id.clone()) {
+        while call.id.is_empty() || own.contains(&call.id) || is_earlier(&call.id) {
             call.id = candidates.next().unwrap_or_default();
         }
+        own.push(call.id.clone());
     }
 }
 
