@@ -1,7 +1,8 @@
 //! `insomnia list`, and what is kept of pods that have ended: `show` and `prune`.
 
 use std::collections::HashSet;
-use std::os::unix::fs::MetadataExt;
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -181,7 +182,10 @@ pub(super) fn ended_sessions(machine: &Machine, age_seconds_min: u64) -> Result<
                 *id == pod_id
                     && (at == 0 || survey::session_folder(state, id, life).as_ref() == Some(&folder))
             };
-            let Ok(history) = std::fs::metadata(session::history_path(&folder)) else { continue };
+            // What a link leads to is not ours to remove.
+            let is_ours = is_real_directory(&state.join(pod_id.as_str())) && is_real_directory(&folder);
+            let history = std::fs::symlink_metadata(session::history_path(&folder));
+            let Some(history) = history.ok().filter(|_| is_ours) else { continue };
             let age_seconds = clock::now_seconds().saturating_sub(history.mtime().unsigned_abs());
             let is_open = open.contains(&(history.dev(), history.ino()));
             if age_seconds >= age_seconds_min && !is_open && !living.iter().any(own) {
@@ -213,18 +217,21 @@ pub(super) fn prune(machine: &Machine, given: &Given) -> Result<bool> {
     let age = seconds(given.value("older-than").unwrap_or("30d"))?;
     let is_dry = given.has("dry-run");
     let aside = machine.directories.state.join(".pruned");
-    let failed = |source| Error::io(format!("remove sessions by way of \"{}\"", aside.display()), source);
     let place = |session: &EndedSession| match is_dry {
         true => session.folder.clone(),
         false => aside.join(session::session_name(&session.folder).replace('/', "-")),
     };
+    let mut failures: Vec<String> = Vec::new();
     let put_aside = |_: &mut AllocationTable| {
-        let sessions = ended_sessions(machine, age)?;
-        std::fs::create_dir_all(&aside).map_err(failed)?;
-        for session in &sessions {
-            std::fs::rename(&session.folder, place(session)).map_err(failed)?;
+        let mut sessions = ended_sessions(machine, age)?;
+        make_private(&aside)?;
+        sessions.retain(|session| {
+            let moved = std::fs::rename(&session.folder, place(session));
             let _ = session.folder.parent().map(std::fs::remove_dir); // stays while another session is in it
-        }
+            failures
+                .extend(moved.as_ref().err().map(|error| format!("{}: {error}", session.folder.display())));
+            moved.is_ok()
+        });
         Ok(sessions)
     };
     let sessions = match is_dry {
@@ -243,15 +250,35 @@ pub(super) fn prune(machine: &Machine, given: &Given) -> Result<bool> {
     let rows: Vec<Vec<String>> = sessions.iter().map(row).collect();
     let bytes: u64 = sessions.iter().map(|session| size(&place(session))).sum();
     if !is_dry {
-        std::fs::remove_dir_all(&aside).map_err(failed)?;
+        let removed = std::fs::remove_dir_all(&aside);
+        failures.extend(removed.err().map(|error| format!("{}: {error}", aside.display())));
     }
     let plain = || {
         let (lines, count) = (table(&["SESSION", "ENDED", "SIZE"], rows), sessions.len());
         let freed = if is_dry { "would free" } else { "freed" };
         format!("{lines}\n{freed} {} KiB of {count} sessions", bytes.div_ceil(1024))
     };
-    reply(given, &json!({ "dry_run": is_dry, "bytes": bytes, "sessions": sessions }), plain);
-    Ok(true)
+    let json = json!({ "dry_run": is_dry, "bytes": bytes, "sessions": sessions, "failures": failures });
+    reply(given, &json, plain);
+    if !given.has("json") {
+        failures.iter().for_each(|failure| talk_line(&format!("cannot be removed: {failure}")));
+    }
+    Ok(failures.is_empty())
+}
+
+/// Makes a directory of this user's alone; a link or anything else in its place is refused.
+fn make_private(path: &Path) -> Result<()> {
+    let made = std::fs::DirBuilder::new().mode(0o700).create(path);
+    match made {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && is_real_directory(path) => Ok(()),
+        made => {
+            made.map_err(|source| Error::io(format!("put sessions aside in \"{}\"", path.display()), source))
+        }
+    }
+}
+
+fn is_real_directory(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
 
 /// An age such as `12h` or `30d`.

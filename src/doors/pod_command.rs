@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::doors::commands::{Command, read_table};
 use crate::doors::terminal::{answer, talk_line};
 use crate::heart::pod::{self, NotStarted, Pod, StartOptions};
-use crate::sys::{process, raw, signal};
+use crate::sys::{confine, process, raw, signal};
 use crate::wire::sandbox;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{IdentityError, Life, PodName};
@@ -141,6 +141,9 @@ pub fn parse(mut given: Vec<OsString>) -> Result<Result<Arguments, String>> {
 }
 
 fn launch(given: Vec<OsString>) -> ExitCode {
+    if let Err(error) = confine::keep_descriptors() {
+        log::debug!("the pod keeps what its caller had open: {error}"); // an old kernel; it does no harm
+    }
     let mut args: Vec<OsString> = vec![BACKGROUND.into()];
     args.extend(given);
     let mut started = match process::start_self(&args) {

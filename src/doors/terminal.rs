@@ -41,12 +41,14 @@ pub(super) fn json_line(value: &impl Serialize) -> String {
     if harmless(&text) == text {
         return text;
     }
-    // Such a character stands in a string only, and all of them are below U+10000.
+    // Such a character stands in a string only.
     text.chars().fold(String::with_capacity(text.len()), |mut shown, c| {
         if c.is_ascii_graphic() || c == ' ' || harmless(c.encode_utf8(&mut [0; 4])) == c.to_string() {
             shown.push(c);
         } else {
-            let _ = write!(shown, "\\u{:04x}", u32::from(c)); // a String takes every write
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(shown, "\\u{unit:04x}"); // a String takes every write
+            }
         }
         shown
     })
@@ -184,7 +186,7 @@ mod tests {
 
     #[test]
     fn json_drives_no_terminal_and_means_the_same() {
-        let text = "\u{1b}[2J \u{7f}\u{9b}2J \u{202e}日本\n\t\"";
+        let text = "\u{1b}[2J \u{7f}\u{9b}2J \u{202e}日本\u{e0041}\n\t\"";
         let line = json_line(&text);
         assert_eq!(harmless(&line), line);
         assert!(line.contains("\\u009b") && line.contains("日本"), "{line}");

@@ -4,7 +4,7 @@
 //! newline is the commit mark, so an unfinished last line is no item and is cut on open.
 
 use std::fs::{DirBuilder, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,6 +23,8 @@ const HISTORY: &str = "history.jsonl";
 const INBOX: &str = "inbox.jsonl";
 const RESULTS: &str = "results";
 const LOG: &str = "pod.log";
+/// Far more than any item has: a line beyond this is damage, and is not read into memory.
+const ITEM_BYTES_MAX: u64 = 64 << 20;
 /// The resolved manifest in a session folder.
 pub(crate) const MANIFEST: &str = "manifest.json";
 /// Where each value of it comes from.
@@ -363,8 +365,8 @@ fn scan(path: &Path, file: File) -> Result<Log> {
     let mut at = 0;
     loop {
         line.clear();
-        let count = reader.read_until(b'\n', &mut line).map_err(failed)?;
-        if line.last() != Some(&b'\n') {
+        let count = reader.by_ref().take(ITEM_BYTES_MAX).read_until(b'\n', &mut line).map_err(failed)?;
+        if line.last() != Some(&b'\n') && (count as u64) < ITEM_BYTES_MAX {
             return Ok(Log { file, offsets, summary });
         }
         let logged: LoggedItem = serde_json::from_slice(&line).map_err(|error| {
@@ -382,6 +384,15 @@ mod tests {
 
     fn input(text: &str) -> Item {
         Item::Input { text: text.into(), from: None }
+    }
+
+    #[test]
+    fn a_line_without_end_is_damage_and_not_read() {
+        let place = tempfile::tempdir().unwrap();
+        let hole = File::create(place.path().join(HISTORY)).unwrap();
+        hole.set_len(ITEM_BYTES_MAX + 1).unwrap();
+        let error = Session::open(place.path()).unwrap_err().to_string();
+        assert!(error.contains("line 1: no item"), "{error}");
     }
 
     #[test]

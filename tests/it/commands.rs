@@ -227,6 +227,37 @@ fn prune_removes_old_sessions_and_never_one_of_a_living_pod() {
 }
 
 #[test]
+fn prune_follows_no_link_and_goes_on_past_what_cannot_be_removed() {
+    let world = World::with_script(json!({}));
+    let session = |place: std::path::PathBuf| {
+        std::fs::create_dir_all(&place).unwrap();
+        std::fs::write(place.join("history.jsonl"), "").unwrap();
+        place
+    };
+    let outside = session(world.path("outside/precious"));
+    std::fs::create_dir_all(world.state()).unwrap();
+    std::os::unix::fs::symlink(world.path("outside"), world.state().join("linked")).unwrap();
+    let (first, stuck, last) = (
+        session(world.state().join("a/one")),
+        session(world.state().join("b/one")),
+        session(world.state().join("c/one")),
+    );
+    session(world.state().join(".pruned/b-one")); // in the way of a rename
+    let prune = world.insomnia(["prune", "--older-than", "0d"]);
+    assert_eq!(prune.code, Some(1), "{}", prune.stdout);
+    assert!(prune.stderr.contains("/b/one") && prune.stdout.contains("of 2 sessions"), "{}", prune.stderr);
+    assert!(!first.exists() && stuck.exists() && !last.exists() && outside.exists());
+    let aside = world.state().join(".pruned");
+    std::os::unix::fs::symlink(world.path("outside"), &aside).unwrap();
+    let prune = world.insomnia(["prune", "--older-than", "0d"]);
+    assert!(prune.code == Some(1) && prune.stderr.contains(".pruned"), "{}", prune.stderr);
+    assert!(stuck.exists() && outside.exists());
+    std::fs::remove_file(&aside).unwrap();
+    assert_eq!(world.insomnia(["prune", "--older-than", "0d"]).code, Some(0));
+    assert!(!stuck.exists() && outside.exists());
+}
+
+#[test]
 fn with_json_or_quiet_nothing_else_is_printed() {
     let kid = call("SpawnPod", json!({ "name": "kid", "task": "work" }));
     let world = World::with_script(json!({

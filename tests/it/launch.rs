@@ -55,3 +55,13 @@ fn a_folder_that_nobody_owns_goes_with_the_next_start() {
     world.start(&["--name", "next"]);
     assert!(!world.runtime().join("gone").exists() && world.runtime().join("next").exists());
 }
+
+#[test]
+fn a_pod_keeps_nothing_open_that_its_caller_had() {
+    let world = World::with_script(json!({}));
+    let start = format!("exec 9>held; {} ", env!("CARGO_BIN_EXE_pod"));
+    assert_eq!(crate::world::ran(world.program("bash", ["-c", &start])).code, Some(0));
+    let open = std::fs::read_dir(format!("/proc/{}/fd", world.pid("main"))).unwrap();
+    let names: Vec<_> = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok()).collect();
+    assert!(names.len() > 3 && !names.iter().any(|name| name.ends_with("held")), "{names:?}");
+}
