@@ -50,7 +50,7 @@ impl Directories {
     /// The directories by these variables. `has_run_user` says whether `/run/user/UID` exists.
     ///
     /// # Errors
-    /// When neither `HOME` nor the XDG variables say where state belongs.
+    /// When neither `HOME` nor the XDG variables say where state belongs, or our own variable is a relative path.
     pub fn choose(
         variable: &dyn Fn(&str) -> Option<OsString>,
         uid: u32,
@@ -58,7 +58,15 @@ impl Directories {
     ) -> Result<Directories> {
         // A relative path in these variables is to be ignored (XDG Base Directory Specification).
         let absolute = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let (runtime, runtime_reason) = if let Some(path) = absolute("INSOMNIA_RUNTIME_DIR") {
+        // One's own variable is not ignored: another directory would be another world, with other locks.
+        let own = variable("INSOMNIA_RUNTIME_DIR").filter(|value| !value.is_empty()).map(PathBuf::from);
+        if let Some(path) = own.as_ref().filter(|path| !path.is_absolute()) {
+            let path = escape_name(path.as_os_str().as_encoded_bytes());
+            return Err(Error::told(format!(
+                "INSOMNIA_RUNTIME_DIR is \"{path}\"; set it to an absolute path, or unset it"
+            )));
+        }
+        let (runtime, runtime_reason) = if let Some(path) = own {
             (path, "INSOMNIA_RUNTIME_DIR is set")
         } else if let Some(path) = absolute("XDG_RUNTIME_DIR") {
             (path.join("insomnia"), "XDG_RUNTIME_DIR is set")
@@ -358,6 +366,7 @@ mod tests {
         check(&[("XDG_RUNTIME_DIR", "relative")], true, "/run/user/7/insomnia");
         check(&[], false, "/tmp/insomnia-7");
         assert!(Directories::choose(&|_| None, 7, true).is_err());
+        assert!(Directories::choose(&|_| Some("relative".into()), 7, true).is_err());
     }
 
     #[test]
