@@ -145,14 +145,19 @@ const ALL_RIGHTS: u64 = 0xffff;
 /// Write, read, truncate.
 const DEVICE_RIGHTS: u64 = 1 << 1 | 1 << 2 | 1 << 14;
 
-/// Confines this process by Landlock alone: it cannot express read-only parts inside what is writable, and the
-/// names below hidden directories can be listed.
+/// Confines this process by Landlock alone: it cannot express read-only or hidden parts inside what is writable, and
+/// the names below hidden directories can be listed.
 ///
 /// # Errors
 /// The step that the system refused, in words.
 pub fn restrict(view: &View) -> io::Result<()> {
     if raw::landlock_version() < 6 {
         return Err(io::Error::other("the kernel's Landlock is missing or too old (version 6 is needed)"));
+    }
+    let is_writable = |path: &&PathBuf| view.writable.iter().any(|root| path.starts_with(root));
+    if let Some(path) = view.hidden.iter().find(is_writable) {
+        let reason = "lies in what may be written and cannot be hidden there; use the file tools, or move it";
+        return Err(io::Error::other(format!("\"{}\" {reason}", path.display())));
     }
     lock_privileges()?;
     let ruleset = raw::landlock_ruleset(ALL_RIGHTS, SCOPED)?;

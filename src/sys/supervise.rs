@@ -68,7 +68,8 @@ const KILL_PAUSE: Duration = Duration::from_millis(5);
 /// When it cannot be started.
 pub fn supervise(program: Program, lifeline: &UnixStream) -> io::Result<Ended> {
     nix::sys::prctl::set_child_subreaper(true)?; // what loses its parent becomes ours
-    // Our memory is that of the process that started us, which may be confined less: no program may look into it.
+    // Our memory is that of the process that started us, which may be confined less, and one of our descriptors is the
+    // life file: no program may take or look into them. An exec ends it.
     nix::sys::prctl::set_dumpable(false)?;
     let ends = SigSet::from(Signal::SIGCHLD);
     ends.thread_block()?; // the program gets an empty mask again

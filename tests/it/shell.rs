@@ -51,9 +51,11 @@ fn one(command: &str) -> String {
 /// Runs a test of this file as an ordinary user, if we are root.
 fn again_as_user(test: &str) {
     if process::own_uid() == 0 && has_tool("setpriv") {
-        inside(&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"], test);
+        inside(&USER, test);
     }
 }
+
+const USER: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 
 /// Runs a test of this file under another program.
 fn inside(wrapper: &[&str], test: &str) {
@@ -75,8 +77,14 @@ fn rounds(few: usize, many: usize) -> usize {
     if std::env::var_os("INSOMNIA_LONG").is_some() { many } else { few }
 }
 
-/// An attempt: its name, a command whose exit code says whether it worked, and whether it may work.
-type Attempt = (&'static str, String, bool);
+/// An attempt: its name, a command whose exit code says whether it worked, and what it comes to at level 1, at level 3
+/// (where nothing is lent, so that `core` is the pod's own) and unconfined: `Y`es, `N`o, `R`oot only, or `-` where it
+/// depends on the machine.
+type Attempt = (&'static str, String, &'static str);
+
+const LEVEL_1: usize = 0;
+const LEVEL_3: usize = 1;
+const UNCONFINED: usize = 2;
 
 fn attempts(world: &World, abstract_name: &str) -> Vec<Attempt> {
     let run = world.runtime().display().to_string();
@@ -84,117 +92,153 @@ fn attempts(world: &World, abstract_name: &str) -> Vec<Attempt> {
         format!("python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect({address})'")
     };
     let nested = |command: &str| format!("unshare -Urm sh -c '{command}'");
-    let core = world.project().join("src/a/core").display().to_string();
+    let [core, docs] = ["src/a/core", "docs"].map(|name| world.project().join(name).display().to_string());
     let mut list: Vec<Attempt> = Vec::new();
-    let mut add = |name, command: &str, allowed| list.push((name, command.to_owned(), allowed));
-    add("write", "echo x > src/f", true);
-    add("create next to core", "echo x > src/a/new", true);
-    add("new directory", "mkdir src/a/dir && rmdir src/a/dir", true);
-    add("rename inside", "mv src/f src/g && mv src/g src/f", true);
-    add("read core", "grep -q core src/a/core/f", true);
-    add("read outside", "cat /etc/passwd", true);
-    add("write core", "echo x >> src/a/core/f", false);
-    add("create in core", "echo x > src/a/core/new; test -e src/a/core/new", false);
-    add("truncate in core", "cp src/a/core/f src/copy; truncate -s 0 src/a/core/g", false);
-    add("chmod in core", "chmod 640 src/a/core/f", false);
-    add("times in core", "touch -d 2001-01-01 src/a/core/f", false);
-    add("attributes in core", "setfattr -n user.x -v 1 src/a/core/f || touch -m src/a/core/f", false);
-    add("write core through a link", "ln -sf core/f src/a/l; echo x >> src/a/l", false);
-    add("hard link out of core", "ln src/a/core/f src/hard && rm src/hard", false);
-    add("write an older hard link", "echo x >> src/older", true);
-    add("write through /proc/self/root", &format!("echo x >> /proc/self/root{core}/f"), false);
-    add("write through /proc/self/cwd", "cd src/a/core && echo x >> /proc/self/cwd/f", false);
-    add("write outside the scope", "echo x > docs/x", false);
-    add("write in the home", "echo x > $HOME/x", false);
-    add("rename the scope", "mv src src2 && mv src2 src", false);
-    add("swap core", "mv src/a/core src/a/core2 && mv src/a/core2 src/a/core", false);
-    add("rename above core", "mv src/a src/b && mv src/b src/a", false);
+    let mut add = |name, command: &str, columns| list.push((name, command.to_owned(), columns));
+    add("write", "echo x > src/f", "YYY");
+    add("create next to core", "echo x > src/a/new", "YYY");
+    add("new directory", "mkdir src/a/dir && rmdir src/a/dir", "YYY");
+    add("rename inside", "mv src/f src/g && mv src/g src/f", "YYY");
+    add("read core", "grep -q core src/a/core/f", "YYY");
+    add("read outside", "cat /etc/passwd", "YYY");
+    add("write core", "echo x >> src/a/core/f", "NYY");
+    add("create in core", "echo x > src/a/core/new; test -e src/a/core/new", "NYY");
+    add("truncate in core", "cp src/a/core/f src/copy; truncate -s 0 src/a/core/g", "NYY");
+    add("chmod in core", "chmod 640 src/a/core/f", "NYY");
+    add("times in core", "touch -d 2001-01-01 src/a/core/f", "NYY");
+    add("attributes in core", "setfattr -n user.x -v 1 src/a/core/f || touch -m src/a/core/f", "NY-");
+    add("write core through a link", "ln -sf core/f src/a/l; echo x >> src/a/l", "NYY");
+    add("hard link out of core", "ln src/a/core/f src/hard && rm src/hard", "NYY");
+    add("write an older hard link", "echo x >> src/older", "YYY");
+    add("write through /proc/self/root", &format!("echo x >> /proc/self/root{core}/f"), "NYY");
+    add("write through /proc/self/cwd", "cd src/a/core && echo x >> /proc/self/cwd/f", "NYY");
+    add("write outside the scope", "echo x > docs/x", "NNY");
+    add("write outside through a link", "ln -s ../docs src/out; echo x > src/out/x", "NNY");
+    add("write outside through /proc/self/root", &format!("echo x > /proc/self/root{docs}/x"), "NNY");
+    add("truncate outside", "truncate -s 0 docs/f", "NNY");
+    // Landlock does not govern modes and times of what cannot be written.
+    add("chmod outside", "chmod 640 docs/f", "NYY");
+    add("times outside", "touch -d 2001-01-01 docs/f", "NYY");
+    add("hard link to outside", "ln docs/f src/theirs && echo x >> src/theirs", "NNY");
+    add("rename to outside", "echo x > src/moved && mv src/moved docs/moved", "NNY");
+    add("remove outside", "rm docs/g", "NNY");
+    add("write in the home", "echo x > $HOME/x", "NNY");
+    add("rename the scope", "mv src src2 && mv src2 src", "NN-");
+    add("swap core", "mv src/a/core src/a/core2 && mv src/a/core2 src/a/core", "NYY");
+    add("rename above core", "mv src/a src/b && mv src/b src/a", "NYY");
     add(
         "rename above by exchange",
         "mkdir -p src/e; python3 -c 'import ctypes,os,sys; l=ctypes.CDLL(None); sys.exit(l.renameat2(-100,b\"src/a\",-100,b\"src/e\",2)!=0)' && mv src/a src/t && mv src/e src/a && mv src/t src/e",
-        false,
+        "NYY",
     );
-    add("git hook", "echo x > src/.git/hooks/pre-commit", false);
-    add("git configuration", "git -C src config core.hooksPath /x || echo x >> src/.git/config", false);
-    add("swap .git", "mv src/.git src/git2 && mv src/git2 src/.git", false);
-    add("project manifest", "echo '{}' >> src/.insomnia/manifest.json", false);
-    add("commit", "cd src && git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x", true);
-    add("read scope.lock", &format!("cat {run}/scope.lock"), false);
-    add("lock scope.lock", &format!("flock -n {run}/scope.lock true"), false);
-    add("write scope.lock", &format!("test -f {run}/scope.lock && echo >> {run}/scope.lock"), false);
-    add("connect to the own pod", &connect(&format!("\"{run}/main/sock\"")), false);
-    add("connect to another pod", &connect(&format!("\"{run}/child/sock\"")), false);
-    add("connect to an abstract socket", &connect(&format!("b\"\\0{abstract_name}\"")), false);
+    // Landlock cannot take away inside of what is writable.
+    add("git hook", "echo x > src/.git/hooks/pre-commit", "NYY");
+    add("git configuration", "git -C src config core.hooksPath /x || echo x >> src/.git/config", "NYY");
+    add("swap .git", "mv src/.git src/git2 && mv src/git2 src/.git", "NYY");
+    add("project manifest", "echo '{}' >> src/.insomnia/manifest.json", "NYY");
+    add("commit", "cd src && git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x", "YYY");
+    // Landlock hides what is in a file or directory, not that it is there.
+    add("names of the runtime directory", &format!("ls {run} | grep -q scope.lock"), "NYY");
+    add("read scope.lock", &format!("cat {run}/scope.lock"), "NNY");
+    add("lock scope.lock", &format!("flock -n {run}/scope.lock true"), "NNY");
+    add("write scope.lock", &format!("test -f {run}/scope.lock && echo >> {run}/scope.lock"), "NNY");
+    // Landlock does not govern sockets that have a path.
+    add("connect to the own pod", &connect(&format!("\"{run}/main/sock\"")), "NYY");
+    add("connect to another pod", &connect(&format!("\"{run}/child/sock\"")), "NYY");
+    add("connect to an abstract socket", &connect(&format!("b\"\\0{abstract_name}\"")), "NNY");
     add(
         "read the configuration",
         &format!("cat {}", world.path("config/insomnia/manifest.json").display()),
-        false,
+        "NNY",
     );
-    add("read the state", &format!("cat {}/main/*/history.jsonl", world.state().display()), false);
-    add("signal the pod", "kill -0 POD", false);
-    add("root of the pod", "ls /proc/POD/root/", false);
-    add("environment of the pod", "cat /proc/POD/environ", false);
+    add("read the state", &format!("cat {}/main/*/history.jsonl", world.state().display()), "NNY");
+    add("signal the pod", "kill -0 POD", "NNY");
+    add("root of the pod", "ls /proc/POD/root/", "NNY");
+    add("environment of the pod", "cat /proc/POD/environ", "NNY");
     add(
         "trace the pod",
         "timeout -s INT 1 strace -o /dev/null -p POD; test $? = 124 -o $? = 0 -o $? = 130",
-        false,
+        "NN-",
     );
-    add("environment of the supervisor", "grep -q INSOMNIA_RUNTIME /proc/$PPID/environ", false);
-    add("terminal", ": < /dev/tty", false);
+    add("environment of the supervisor", "grep -q INSOMNIA_RUNTIME /proc/$PPID/environ", "NN-");
+    add(
+        "take the life from the supervisor",
+        "python3 -c \"import ctypes, os, sys; sys.exit(ctypes.CDLL(None).syscall(438, os.pidfd_open($PPID), 0, 0) < 0)\"",
+        "NN-",
+    );
+    add("terminal", ": < /dev/tty", "NN-");
     add(
         "type into the terminal",
         "python3 -c 'import fcntl; [fcntl.ioctl(n, 0x5412, b\"x\") for n in (0,1,2)]'",
-        false,
+        "NN-",
     );
-    add("only three descriptors", "test \"$(ls /proc/self/fd | tr '\\n' ' ')\" = '0 1 2 3 '", true);
-    add("input is null", "test \"$(readlink /proc/$$/fd/0)\" = /dev/null", true);
-    add("devices", "echo x > /dev/null && head -c1 /dev/urandom > /dev/full; test $? = 1", true);
-    add("own terminals", "python3 -c 'import pty; pty.openpty()'", true);
-    add("nested user namespace", "unshare -Ur true", true);
+    add("only three descriptors", "test \"$(ls /proc/self/fd | tr '\\n' ' ')\" = '0 1 2 3 '", "YYY");
+    add("input is null", "test \"$(readlink /proc/$$/fd/0)\" = /dev/null", "YYY");
+    add("devices", "echo x > /dev/null && head -c1 /dev/urandom > /dev/full; test $? = 1", "YYY");
+    // Landlock opens no devices but the known ones.
+    add("own terminals", "python3 -c 'import pty; pty.openpty()'", "YNY");
+    // Whoever is reduced to level 3 may not make namespaces.
+    add("nested user namespace", "unshare -Ur true", "YN-");
     let mine = |what: &str| format!("test -d {core} && {what}");
-    add("remount", &mine(&format!("mount -o remount,rw,bind {core}")), false);
-    add("unmount", &mine(&format!("umount {core}")), false);
-    add("lazy unmount", &mine(&format!("umount -l {core}")), false);
-    add("bind elsewhere", &mine(&format!("mount --bind {core} src/e && echo x >> src/e/f")), false);
-    add("nested remount", &nested(&format!("mount -o remount,rw,bind {core} && echo x >> {core}/f")), false);
-    add("nested unmount", &nested(&format!("umount -l {core} && echo x >> {core}/f")), false);
-    add("nested bind", &nested(&format!("mount --bind {core} src/e && echo x >> src/e/f")), false);
-    add("nested recursive bind", &nested("mount --rbind src src/e && echo x >> src/e/a/core/f"), false);
+    add("remount", &mine(&format!("mount -o remount,rw,bind {core}")), "NN-");
+    add("unmount", &mine(&format!("umount {core}")), "NN-");
+    add("lazy unmount", &mine(&format!("umount -l {core}")), "NN-");
+    add("bind elsewhere", &mine(&format!("mount --bind {core} src/e && echo x >> src/e/f")), "NN-");
+    add("nested remount", &nested(&format!("mount -o remount,rw,bind {core} && echo x >> {core}/f")), "NN-");
+    add("nested unmount", &nested(&format!("umount -l {core} && echo x >> {core}/f")), "NN-");
+    add("nested bind", &nested(&format!("mount --bind {core} src/e && echo x >> src/e/f")), "NN-");
+    add("nested recursive bind", &nested("mount --rbind src src/e && echo x >> src/e/a/core/f"), "NN-");
     add(
         "no capability",
         "test \"$(grep -c -E 'Cap(Inh|Prm|Eff|Amb):.*[1-9a-f]' /proc/self/status)\" = 0",
-        true,
+        "YY-",
     );
-    add("no new privileges", "grep -q 'NoNewPrivs:.*1' /proc/self/status", true);
+    add("no new privileges", "grep -q 'NoNewPrivs:.*1' /proc/self/status", "YY-");
     add(
         "block device",
         "for d in /dev/vda /dev/sda /dev/nvme0n1 /dev/loop0; do head -c1 $d && exit 0; done; false",
-        false,
+        "NN-",
     );
-    add("make a device", "mknod src/disk b 7 0 && head -c1 src/disk", false);
-    add("kernel settings", "test -w /proc/sys/kernel/core_pattern", false);
-    add("system request", "test -w /proc/sysrq-trigger", false);
+    add("make a device", "mknod src/disk b 7 0 && head -c1 src/disk", "NN-");
+    add("kernel settings", "test -w /proc/sys/kernel/core_pattern", "NN-");
+    add("system request", "test -w /proc/sysrq-trigger", "NN-");
     add(
         "new /proc in a nested namespace",
         "unshare -Urmpf sh -c 'mount -t proc proc /proc && test -w /proc/sys/kernel/core_pattern'",
-        false,
+        "NNR",
     );
     add(
         "new /sys in a nested namespace",
         "unshare -Urmn sh -c 'mount -t sysfs sysfs /mnt && test -w /mnt/kernel/mm/transparent_hugepage/enabled'",
-        false,
+        "NNR",
     );
-    add("services", "test -e /run/dbus -o -e /run/docker.sock -o -e /run/systemd", false);
+    add("services", "test -e /run/dbus -o -e /run/docker.sock -o -e /run/systemd", "N--");
+    // At level 3 they are those of everybody, so they cannot be written.
     add(
         "temporary files",
         &format!("echo x > /tmp/{abstract_name} && echo x > /dev/shm/{abstract_name} && mktemp"),
-        true,
+        "YNY",
     );
     list
 }
 
-/// Runs the attempts and returns, for each that did not come out as wanted, its name and what came.
-fn differences(shell: Value, wanted: impl Fn(&Attempt) -> Option<bool>) -> (String, Vec<String>) {
+/// Whether an answer is the one of this column.
+fn is_in(column: usize) -> impl Fn(&Attempt, &str) -> bool {
+    move |(_, _, columns), text| match columns.as_bytes()[column] {
+        b'Y' => text.starts_with("YES\n"),
+        b'R' if process::own_uid() == 0 => text.starts_with("YES\n"),
+        b'N' | b'R' => text.starts_with("NO\n"),
+        _ => text.starts_with("YES\n") || text.starts_with("NO\n"),
+    }
+}
+
+/// Makes the attempts while a child has `core` with this access, and returns the level and, for each whose answer is
+/// not as wanted, its name and the answer.
+fn differences(
+    shell: Value,
+    access: &str,
+    is_wanted: impl Fn(&Attempt, &str) -> bool,
+) -> (String, Vec<String>) {
     use std::os::linux::net::SocketAddrExt;
     let name = format!("insomnia-test-{}", insomnia::sys::clock::random_hex(8).unwrap());
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
@@ -204,8 +248,8 @@ fn differences(shell: Value, wanted: impl Fn(&Attempt) -> Option<bool>) -> (Stri
     for directory in ["src/a/core", "src/.git/hooks", "src/.insomnia", "docs"] {
         fs::create_dir_all(project.join(directory)).unwrap();
     }
-    for file in ["f", "g"] {
-        fs::write(project.join("src/a/core").join(file), "core\n").unwrap();
+    for file in ["src/a/core/f", "src/a/core/g", "docs/f", "docs/g"] {
+        fs::write(project.join(file), "core\n").unwrap();
     }
     fs::hard_link(project.join("src/a/core/g"), project.join("src/older")).unwrap();
     ran(world.program("git", ["init", "-q", "src"]));
@@ -216,7 +260,8 @@ fn differences(shell: Value, wanted: impl Fn(&Attempt) -> Option<bool>) -> (Stri
         let command = command.replace("POD", "$(cat \"$OLDPWD/src/pod\")");
         call(format!("OLDPWD=$PWD; if ( {command} ) > /dev/null 2>&1; then echo YES; else echo NO; fi"))
     };
-    let spawn = json!({ "name": "SpawnPod", "input": { "name": "child", "task": "hold", "scope": ["src/a/core:write"] } });
+    let scope = [format!("src/a/core:{access}")];
+    let spawn = json!({ "name": "SpawnPod", "input": { "name": "child", "task": "hold", "scope": scope } });
     let calls: Vec<Value> =
         std::iter::once(spawn).chain(attempts.iter().map(|(_, command, _)| said(command))).collect();
     let script = json!({ "pods": { "main": [{ "tool_calls": calls }, { "text": "done" }], "*": [{ "text": "held" }] } });
@@ -229,34 +274,40 @@ fn differences(shell: Value, wanted: impl Fn(&Attempt) -> Option<bool>) -> (Stri
     assert_eq!(world.turn("main", "go")["result"], "finished");
     let results = world.results("main", "Shell");
     assert_eq!(results.len(), attempts.len());
-    let mut found = Vec::new();
-    for (attempt, (_, text)) in attempts.iter().zip(&results) {
-        let worked = text.starts_with("YES");
-        if !worked && !text.starts_with("NO\n") || wanted(attempt).is_some_and(|wanted| wanted != worked) {
-            found.push(format!("{}: {}", attempt.0, text.trim()));
+    assert!(world.entry("child").is_some(), "s08: the child still runs");
+    let wrong = |(attempt, (_, text)): (&Attempt, &(bool, String))| {
+        (!is_wanted(attempt, text)).then(|| format!("{}: {}", attempt.0, text.trim()))
+    };
+    let found = attempts.iter().zip(&results).filter_map(wrong).collect();
+    if !level.starts_with("0:") {
+        for file in ["docs/f", "docs/g"].iter().chain((access == "write").then_some(&"src/a/core/f")) {
+            assert_eq!(read(project.join(file)), "core\n");
         }
-    }
-    if wanted(&("write core", String::new(), false)) == Some(false) {
-        assert_eq!(read(project.join("src/a/core/f")), "core\n");
         assert!(!project.join("docs/x").exists() && !world.path("home/x").exists());
         for place in ["/tmp", "/dev/shm"] {
             assert!(!Path::new(place).join(&name).exists(), "private places leak");
         }
-        let made = fs::metadata(project.join("src/f")).unwrap();
-        assert_eq!(made.uid(), process::own_uid(), "files belong to the pod's user");
-        assert!(world.entry("child").is_some(), "s08: the child still runs");
+        let made = fs::metadata(project.join("src/f"));
+        // Where every command is refused there is none.
+        assert_eq!(made.is_ok(), results[0].0);
+        assert!(
+            made.is_err() || made.is_ok_and(|made| made.uid() == process::own_uid()),
+            "files belong to the pod's user"
+        );
     }
     (level, found)
 }
 
+fn has_battery_tools() -> bool {
+    ["python3", "unshare", "strace", "git", "flock"].iter().all(|tool| has_tool(tool))
+}
+
 #[test]
 fn every_attempt_of_the_battery_comes_out_as_wanted_at_level_1() {
-    for tool in ["python3", "unshare", "strace", "git", "flock"] {
-        if !has_tool(tool) {
-            return;
-        }
+    if !has_battery_tools() {
+        return;
     }
-    let (level, found) = differences(json!({}), |attempt| Some(attempt.2));
+    let (level, found) = differences(json!({}), "write", is_in(LEVEL_1));
     assert!(level.starts_with("1:"), "{level}");
     assert!(found.is_empty(), "{found:#?}");
     if std::env::var_os("INSOMNIA_TEST_INSIDE").is_none() {
@@ -266,94 +317,85 @@ fn every_attempt_of_the_battery_comes_out_as_wanted_at_level_1() {
 
 #[test]
 fn without_the_sandbox_the_denied_attempts_work() {
-    // What an unconfined process cannot do either, here or without privileges, and what would end it.
-    let never = [
-        "terminal",
-        "type into the terminal",
-        "remount",
-        "unmount",
-        "lazy unmount",
-        "bind elsewhere",
-        "make a device",
-        "nested unmount",
-        "nested remount",
-        "block device",
-        "kernel settings",
-        "system request",
-        "services",
-        "environment of the supervisor",
-        "no capability",
-        "no new privileges",
-        "rename the scope",
-        "attributes in core",
-        "trace the pod",
-        "nested bind",
-        "nested recursive bind",
-    ];
-    let wanted = |attempt: &Attempt| (!never.contains(&attempt.0)).then_some(true);
-    let (level, found) = differences(json!({ "sandbox": "off" }), wanted);
+    if !has_battery_tools() {
+        return;
+    }
+    let (level, found) = differences(json!({ "sandbox": "off" }), "write", is_in(UNCONFINED));
     assert!(level.starts_with("0: unconfined"), "{level}");
     assert!(found.is_empty(), "{found:#?}");
-}
-
-#[test]
-fn s09_where_namespaces_are_refused_root_has_no_shell_and_is_told_why() {
-    if process::own_uid() == 0 && has_tool("bwrap") {
-        inside(&REFUSE, "inner_level_4");
+    if std::env::var_os("INSOMNIA_TEST_INSIDE").is_none() {
+        again_as_user("without_the_sandbox_the_denied_attempts_work");
     }
 }
 
 const REFUSE: [&str; 7] = ["bwrap", "--unshare-user", "--disable-userns", "--dev-bind", "/", "/", "--"];
 
+/// As a kernel without Landlock.
+const NO_LANDLOCK: [&str; 9] = [
+    "strace",
+    "-f",
+    "--seccomp-bpf",
+    "-o",
+    "/dev/null",
+    "-e",
+    "trace=landlock_create_ruleset",
+    "-e",
+    "inject=landlock_create_ruleset:error=EOPNOTSUPP",
+];
+
 #[test]
-#[ignore = "run by another test where namespaces are refused"]
+fn s09_where_nothing_can_confine_there_is_no_shell_and_everybody_is_told_why() {
+    if process::own_uid() == 0 && has_tool("bwrap") && has_tool("setpriv") && has_battery_tools() {
+        inside(&REFUSE, "inner_level_4"); // Landlock does not govern what a root can do
+        inside(&[&USER[..], &REFUSE[..], &NO_LANDLOCK[..]].concat(), "inner_level_4");
+    }
+}
+
+fn is_refused_with_advice(_: &Attempt, text: &str) -> bool {
+    let parts = [
+        "the shell is off: the system refuses to confine commands (",
+        "; allow user namespaces (",
+        "\"off\"",
+    ];
+    parts.iter().all(|part| text.contains(part)) && text.ends_with("; use the file tools")
+}
+
+#[test]
+#[ignore = "run by another test where nothing can confine"]
 fn inner_level_4() {
+    let (level, found) = differences(json!({}), "write", is_refused_with_advice);
+    assert!(level.starts_with("4: off: the system refuses") && found.is_empty(), "{level} {found:#?}");
     let write = json!({ "name": "WriteFile", "input": { "path": "file", "content": "x" } });
     let world = world_with(vec![call("touch ran"), write], json!({}));
-    let results = go(&world, &[".:write"]);
-    assert!(
-        !results[0].0 && results[0].1.contains("the shell is off") && results[0].1.contains("\"off\""),
-        "{results:?}"
-    );
+    go(&world, &[".:write"]);
     assert!(!world.project().join("ran").exists() && world.project().join("file").exists());
-    assert!(world.status("main")["sandbox"].as_str().unwrap().starts_with("4: off: the system refuses"));
     let list = world.insomnia(["list", "--json"]).stdout;
     assert!(list.contains("4: off"), "{list}");
 }
 
 #[test]
 fn s09_where_namespaces_are_refused_an_ordinary_user_has_the_reduced_level() {
-    if process::own_uid() == 0 && has_tool("bwrap") && has_tool("setpriv") {
-        let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-        inside(&[&user[..], &REFUSE[..]].concat(), "inner_level_3");
+    if process::own_uid() == 0 && has_tool("bwrap") && has_tool("setpriv") && has_battery_tools() {
+        let refused = [&USER[..], &REFUSE[..]].concat();
+        inside(&refused, "inner_level_3");
+        inside(&refused, "without_the_sandbox_the_denied_attempts_work");
+        inside(&refused, "a_key_file_inside_the_scope_is_hidden_and_stays_where_it_is");
     }
 }
 
 #[test]
 #[ignore = "run by another test where namespaces are refused"]
 fn inner_level_3() {
-    let world = World::new();
-    let (run, config) = (world.runtime(), world.path("config"));
-    let said =
-        |command: String| call(format!("if ( {command} ) >/dev/null 2>&1; then echo YES; else echo NO; fi"));
-    let calls = vec![
-        said("echo x > made && cat /etc/passwd && git --version".into()),
-        said("echo x > ../outside".into()),
-        said(format!("cat {}/scope.lock || flock -n {0}/scope.lock true", run.display())),
-        said(format!("cat {}/insomnia/manifest.json", config.display())),
-        said("for p in $(pgrep -x pod); do kill -0 $p || cat /proc/$p/environ && exit 0; done; false".into()),
-        said("timeout -s INT 1 strace -qq -e trace=none -p $PPID; test $? = 124".into()), // 124: it could, until the end
-        said("sleep 777123 & setsid sleep 777123 & true".into()),
-        json!({ "name": "SpawnPod", "input": { "name": "child", "task": "hold", "scope": ["lent:write"] } }),
-        call("touch never"),
-    ];
-    let main = json!([{ "tool_calls": calls }, { "text": "done" }]);
-    world.script(json!({ "main": main, "*": [{ "text": "held" }] }));
-    let results = go(&world, &[".:write"]);
-    let words: Vec<&str> = results.iter().map(|(_, text)| text.lines().next().unwrap_or_default()).collect();
-    assert_eq!(&words[..7], ["YES", "NO", "NO", "NO", "NO", "NO", "YES"], "{results:?}");
-    assert!(!results[7].0 && results[7].1.contains("while a part of your scope is lent"), "{results:?}");
-    assert!(world.status("main")["sandbox"].as_str().unwrap().starts_with("3: reduced"));
+    let (level, found) = differences(json!({}), "read", is_in(LEVEL_3));
+    assert!(level.starts_with("3: reduced") && found.is_empty(), "{level} {found:#?}");
+    let while_lent =
+        |_: &Attempt, text: &str| text.contains("the shell is off while a part of your scope is lent");
+    let (level, found) = differences(json!({}), "write", while_lent);
+    assert!(level.starts_with("3: reduced") && found.is_empty(), "{level} {found:#?}");
+    // Landlock cannot cut the network.
+    let (level, found) = differences(json!({ "network": false }), "write", is_refused_with_advice);
+    assert!(level.starts_with("4: off: the system refuses") && found.is_empty(), "{level} {found:#?}");
+    assert_eq!(one("sleep 777123 & setsid sleep 777123 & true"), "exit code 0");
     wait_until("what was started is gone", || processes_with("777123").is_empty());
 }
 
@@ -652,7 +694,9 @@ fn a_key_file_inside_the_scope_is_hidden_and_stays_where_it_is() {
     world.manifest(json!({ "provider": provider }));
     let results = go(&world, &[".:write"]);
     let worked: Vec<bool> = results.iter().map(|(_, text)| text.contains("YES")).collect();
-    assert_eq!(worked, [false, false, false, false, false, false, true], "{results:#?}");
+    // Level 3 cannot hide inside of what is writable, so it runs nothing.
+    let is_level_3 = world.status("main")["sandbox"].as_str().unwrap().starts_with("3:");
+    assert_eq!(worked, [false, false, false, false, false, false, !is_level_3], "{results:#?}");
     assert!(read(&key) == "sk-secret" && !results.iter().any(|(_, text)| text.contains("sk-")));
 }
 
