@@ -27,6 +27,8 @@ use insomnia::words::identity::PodId;
 use insomnia::words::limits::Limits;
 use insomnia::words::scope::{EffectiveScope, Loan, Rule};
 
+use crate::world::is_long;
+
 /// A directory `w` with `src`, which may be written, and `other`, which may not.
 struct World {
     w: PathBuf,
@@ -147,7 +149,7 @@ fn let_time_pass() {
 }
 
 fn rounds() -> usize {
-    if std::env::var_os("INSOMNIA_LONG").is_some() { 200_000 } else { 20_000 }
+    if is_long() { 200_000 } else { 20_000 }
 }
 
 #[test]
@@ -242,7 +244,8 @@ fn p05_a_link_swapped_in_between_is_not_followed() {
     let (mut done, mut refused) = (0, 0);
     std::thread::scope(|threads| {
         threads.spawn(|| exchange(one, other, &stop));
-        for round in 0..rounds() {
+        for round in 0..2 * rounds() {
+            // Every other one edits; p06 writes and the next test reads as often.
             let answer = match round % 4 {
                 0 => world.write("src/d/f", &format!("mine {round}\n")),
                 1 => world.edit("src/d/f", "mine", "mine"),
@@ -274,6 +277,7 @@ fn p05_a_walk_and_a_last_name_do_not_follow_a_swapped_link_either() {
     for path in ["src/d/f", "src/f"] {
         fs::write(world.w.join(path), "mine secretly\n").unwrap();
     }
+    fs::write(world.w.join("other/secret"), "").unwrap(); // no listing may name it
     symlink(world.w.join("other"), world.w.join("src/l")).unwrap();
     symlink(world.w.join("other/f"), world.w.join("src/m")).unwrap();
     let stop = AtomicBool::new(false);
@@ -282,18 +286,19 @@ fn p05_a_walk_and_a_last_name_do_not_follow_a_swapped_link_either() {
     std::thread::scope(|threads| {
         threads.spawn(|| exchange(src.join("d"), src.join("l"), &stop));
         threads.spawn(|| exchange(src.join("f"), src.join("m"), &stop));
-        for round in 0..rounds() / 10 {
-            let answer = match round % 4 {
-                0 => world.search(json!({"pattern": "secret", "path": "src"})),
-                1 => world.search(json!({"pattern": "secret", "path": "src/d"})),
-                2 => world.search(json!({"pattern": "secret", "path": "src/f"})),
-                _ => world.read("src/f"),
-            };
-            let Ok(text) = answer else { continue };
-            directories += usize::from(text.contains("d/f:1: mine"));
-            files += usize::from(text.contains("src/f:1: mine") || text.contains("1\tmine"));
-            for line in text.lines().filter(|line| line.contains("secret")) {
-                assert!(line.contains("mine"), "round {round}: {line}");
+        for round in 0..rounds() {
+            let (directory, place) = (["src", "src/d"][round % 2], ["src", "src/d", "src/f"][round % 3]);
+            let mut answers = vec![world.read("src/f"), world.list(json!({"path": directory}))];
+            // Each search starts three processes.
+            if is_long() || round % 10 == 0 {
+                answers.push(world.search(json!({"pattern": "secret", "path": place})));
+            }
+            for text in answers.into_iter().flatten() {
+                directories += usize::from(text.contains("d/f:1: mine"));
+                files += usize::from(text.contains("src/f:1: mine") || text.contains("1\tmine"));
+                for line in text.lines().filter(|line| line.contains("secret")) {
+                    assert!(line.contains("mine"), "round {round}: {line}");
+                }
             }
         }
         stop.store(true, Ordering::Relaxed);
