@@ -102,7 +102,7 @@ fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
     }
     let files = manifest::files(&directories.config, current).map(|files| names(&files));
     let settings = manifest::gather(&directories.config, current, Vec::new());
-    let is_valid = settings.as_ref().map(|_| ()).map_err(ToString::to_string);
+    let left_out = settings.as_ref().map(|settings| settings.warnings.clone()).map_err(ToString::to_string);
     let settings = settings.unwrap_or_default();
     let provider = Provider::choose(&settings.provider);
     let kind = provider.as_ref().ok().and_then(|settings| settings.kind);
@@ -117,8 +117,9 @@ fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
     let build = "put \"pod\" beside \"insomnia\", or correct INSOMNIA_POD_COMMAND or \"pod_command\"";
     let allow = "pods work without the tool Shell; README says under \"What the model can do\" what it needs";
     let files = files.map_err(|error| error.to_string());
+    let files = files.and_then(|files| left_out.map(|left_out| [vec![files], left_out].concat().join("; ")));
     findings.extend([
-        Finding::new("manifests", files.and_then(|files| is_valid.map(|()| files)), "fault", mend),
+        Finding::new("manifests", files, "fault", mend),
         Finding::new("pod command", pod(&settings), "fault", build),
         Finding::new("sandbox", sandbox(&settings), "note", allow),
         Finding::new("curl", version("curl"), if needs_curl { "fault" } else { "note" }, "install curl"),

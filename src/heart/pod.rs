@@ -122,7 +122,9 @@ pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
             manifest.sources.insert(format!("provider.{key}"), "the environment".into());
         }
     }
-    let instruction = instruction::resolve(&manifest.instruction, &directories.config, &directory)?;
+    let hidden = directories.hidden(manifest.provider.api_key_file.as_ref());
+    let (name, warnings) = (&manifest.instruction, &mut manifest.warnings);
+    let instruction = instruction::resolve(name, &directories.config, &directory, &hidden, warnings)?;
     let runtime = Arc::new(RuntimeDirectory::open_or_create(&directories.runtime)?);
     let lock = ScopeLock::new(runtime);
     let (entry, standing) =
@@ -263,6 +265,7 @@ impl Registered {
         };
         let log = session::log_path(&state_dir);
         begin_log(&log)?;
+        self.manifest.warnings.iter().for_each(|warning| log::warn!("{warning}"));
         self.assemble(options, listener, provider, &state_dir)
             .map_err(|error| NotStarted { error, log: Some(log) })
     }

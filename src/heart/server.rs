@@ -19,7 +19,7 @@ use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, shutting_down};
 use crate::tools::{shell, survey};
 use crate::words::error::Error;
-use crate::words::identity::Life;
+use crate::words::identity::{Life, MODEL_NAME_RULE, is_model_name};
 use crate::words::limits::{
     MAX_CONNECTIONS, MAX_LAST_RESPONSE_BYTES, MAX_LINE_BYTES, SUBSCRIBER_QUEUE, WIRE_TIMEOUT,
 };
@@ -30,13 +30,10 @@ use crate::words::protocol::{
     Request, Sender, StatusReply, StreamEvent, WireError, parse_request, too_large,
 };
 use crate::words::scope::{Reach, Rule};
-use crate::words::text::{cut_end, harmless_line};
+use crate::words::text::cut_end;
 
 /// How often a stream with nothing to say looks whether its client is still there.
 const CLIENT_CHECK: Duration = Duration::from_secs(2);
-
-/// The longest name of a model, in bytes; those of routers have about a hundred.
-const MODEL_BYTES_MAX: usize = 256;
 
 /// How long a new client waits for the slot of a silent one that was cut.
 const EVICTION_LIMIT: Duration = Duration::from_millis(100);
@@ -332,9 +329,8 @@ fn set(context: &PodContext, model: String) -> Result<Done, WireError> {
     if context.is_ending() {
         return Err(shutting_down());
     }
-    if model.trim().is_empty() || model.len() > MODEL_BYTES_MAX || harmless_line(&model) != model {
-        let reason = format!("a model's name is one line of 1 to {MODEL_BYTES_MAX} bytes");
-        return Err(WireError::new(ErrorCode::BadRequest, reason));
+    if !is_model_name(&model) {
+        return Err(WireError::new(ErrorCode::BadRequest, MODEL_NAME_RULE));
     }
     context.log(Item::ModelSet { model }).map(|_| Done {}).map_err(internal)
 }

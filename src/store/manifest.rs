@@ -13,11 +13,23 @@ use crate::store::session;
 use crate::sys::file;
 use crate::sys::file::read_regular;
 use crate::words::error::{Error, Result};
+use crate::words::identity::{MODEL_NAME_RULE, is_model_name};
 use crate::words::limits::Limits;
 use crate::words::text::harmless_line;
 
 /// The largest manifest that is read, in bytes.
 pub const MANIFEST_BYTES_MAX: usize = 1 << 20;
+
+/// With 0 of these nothing would work at all.
+const ABOVE_ZERO: [&str; 7] = [
+    "limits.steps",
+    "limits.launch_seconds",
+    "limits.stop_seconds",
+    "limits.pods_per_user",
+    "limits.tool_result_bytes",
+    "limits.file_read_bytes",
+    "shell.timeout_seconds",
+];
 
 /// Which kind of model is behind the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,6 +159,9 @@ pub struct Manifest {
     /// Where each value that is not built in comes from, by its key, such as `provider.model`.
     #[serde(skip)]
     pub sources: Sources,
+    /// What was left out on the way, and why: for the log, which begins later.
+    #[serde(skip)]
+    pub warnings: Vec<String>,
 }
 
 /// Keys of values, such as `provider.model`, and where each comes from.
@@ -166,6 +181,7 @@ impl Default for Manifest {
             trusted_projects: Vec::new(),
             limits: Limits::default(),
             sources: Sources::new(),
+            warnings: Vec::new(),
         }
     }
 }
@@ -208,6 +224,19 @@ impl Layer {
             return Err(Error::Manifest(format!(
                 "manifest \"{}\" is not valid: \"{group}\" must be an object, not a list",
                 harmless_line(place)
+            )));
+        }
+        for (key, value) in flatten(&given) {
+            let reason = match value.as_str() {
+                _ if ABOVE_ZERO.contains(&key.as_str()) && value.as_u64() == Some(0) => {
+                    "it must be at least 1"
+                }
+                Some(model) if key == "provider.model" && !is_model_name(model) => MODEL_NAME_RULE,
+                _ => continue,
+            };
+            let place = harmless_line(place);
+            return Err(Error::Manifest(format!(
+                "manifest \"{place}\", key \"{key}\" is not valid: {reason}"
             )));
         }
         make_absolute(&mut given, base);
@@ -370,7 +399,7 @@ fn wrong(place: &str, error: &serde_json::Error, given: Option<&Map<String, Valu
 /// When the user's file is not valid.
 pub fn files(config: &Path, directory: &Path) -> Result<Vec<(Source, PathBuf)>> {
     let user = config.join("manifest.json");
-    let trusted = lay_over(read_layer(&user, Source::User)?.as_slice())?.trusted_projects;
+    let trusted = lay_over(read_layer(&user, Source::User, &mut Vec::new())?.as_slice())?.trusted_projects;
     let project = super::paths::nearest_upward(directory, ".insomnia/manifest.json").map(|project| {
         let is_trusted = trusted.iter().any(|path| path.canonicalize().is_ok_and(|path| path == project));
         let source = if is_trusted { Source::TrustedProject } else { Source::Project };
@@ -384,12 +413,12 @@ pub fn files(config: &Path, directory: &Path) -> Result<Vec<(Source, PathBuf)>> 
 /// # Errors
 /// As `Layer::parse` and `lay_over`, and when a file that exists cannot be read.
 pub fn gather(config: &Path, directory: &Path, overlays: Vec<Layer>) -> Result<Manifest> {
-    let mut layers: Vec<Layer> = Vec::new();
+    let (mut layers, mut warnings) = (Vec::new(), Vec::new());
     for (source, path) in files(config, directory)? {
-        layers.extend(read_layer(&path, source)?);
+        layers.extend(read_layer(&path, source, &mut warnings)?);
     }
     layers.extend(overlays);
-    lay_over(&layers)
+    Ok(Manifest { warnings, ..lay_over(&layers)? })
 }
 
 /// Keeps the resolved settings in a session folder, and beside them where each comes from.
@@ -421,12 +450,18 @@ pub fn saved(folder: &Path) -> Result<Layer> {
     Ok(Layer { sources, ..layer })
 }
 
-fn read_layer(path: &Path, source: Source) -> Result<Option<Layer>> {
-    let text = match read_regular(path, MANIFEST_BYTES_MAX) {
-        Ok(text) => text,
+fn read_layer(path: &Path, source: Source, warnings: &mut Vec<String>) -> Result<Option<Layer>> {
+    let failed = |source| Error::io(format!("read manifest \"{}\"", path.display()), source);
+    let entry = match file::open_target(path) {
+        Ok(entry) => entry,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(Error::io(format!("read manifest \"{}\"", path.display()), source)),
+        Err(source) => return Err(failed(source)),
     };
+    if let (Err(error), true) = (file::refuse_strangers(&entry), source != Source::User) {
+        warnings.push(failed(error).to_string());
+        return Ok(None);
+    }
+    let text = file::read_entry(&entry, MANIFEST_BYTES_MAX).map_err(failed)?;
     let base = path.parent().unwrap_or(Path::new("/"));
     // A project's manifest lies in `.insomnia`, and its paths are those of the project.
     let base = if base.ends_with(".insomnia") { base.parent().unwrap_or(base) } else { base };
@@ -520,6 +555,14 @@ mod tests {
             ("{\"provider\":{\"max_tokens\":-1}}", "key \"provider.max_tokens\""),
             ("{\"scope\":1}", "key \"scope\" is not valid: invalid type: integer `1`, expected a list"),
             ("{\"wake_on_events\":1}", "key \"wake_on_events\""),
+            ("{\"limits\":{\"steps\":0}}", "key \"limits.steps\" is not valid: it must be at least 1"),
+            ("{\"limits\":{\"launch_seconds\":0}}", "key \"limits.launch_seconds\" is not valid"),
+            ("{\"limits\":{\"stop_seconds\":0}}", "key \"limits.stop_seconds\" is not valid"),
+            (
+                "{\"provider\":{\"model\":\"a\\u001b[2J\"}}",
+                "key \"provider.model\" is not valid: a model's name",
+            ),
+            ("{\"provider\":{\"model\":\" \"}}", "a model's name is one line"),
         ] {
             let error = parse(bad).to_string();
             assert!(error.contains(told) && !error.contains("struct"), "{bad}: {error}");

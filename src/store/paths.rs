@@ -113,6 +113,13 @@ impl Directories {
         Ok(path)
     }
 
+    /// What neither models nor their commands may look into: these directories, and the file with the key.
+    #[must_use]
+    pub fn hidden(&self, key_file: Option<&PathBuf>) -> Vec<PathBuf> {
+        let own = [&self.runtime, &self.state, &self.config].into_iter().chain(key_file);
+        own.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())).collect()
+    }
+
     /// Checks that a write rule keeps away from Insomnia's own directories, the root and the home itself.
     ///
     /// # Errors

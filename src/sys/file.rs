@@ -14,6 +14,8 @@ use nix::dir::{Dir, Type};
 use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, RenameFlags};
 use nix::sys::stat::Mode;
 
+use crate::sys::process;
+
 /// Opens a directory itself, for use as the base of the other calls; the last component may be no link.
 ///
 /// # Errors
@@ -41,6 +43,14 @@ pub fn open_at(directory: impl AsFd, name: &Path) -> io::Result<File> {
     Ok(nix::fcntl::openat(directory, name, flags, Mode::empty())?.into())
 }
 
+/// Opens what `path` leads to, links followed, as a place only: nothing is read or woken by it.
+///
+/// # Errors
+/// As open(2).
+pub fn open_target(path: &Path) -> io::Result<File> {
+    Ok(nix::fcntl::open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?.into())
+}
+
 /// Opens the directory `name` in `directory`, no link followed, for listing or as a base.
 ///
 /// # Errors
@@ -61,7 +71,7 @@ pub fn open_entry_at(directory: impl AsFd, name: &Path) -> io::Result<File> {
     Ok(nix::fcntl::openat(directory, name, flags, Mode::empty())?.into())
 }
 
-/// Opens for reading what `open_entry_at` has opened as a place: this very file, no name is looked at.
+/// Opens for reading what has been opened as a place: this very file, no name is looked at.
 ///
 /// # Errors
 /// As open(2).
@@ -225,19 +235,43 @@ pub fn read_whole(file: &File, bytes_max: usize) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Reads the regular file that `path` leads to as text, refusing more than `bytes_max` and anything that could
-/// block, such as a pipe.
+/// Reads the regular file that `path` leads to as text; as `read_entry`.
 ///
 /// # Errors
-/// As open(2) and `read_whole`; `InvalidInput` when it is no regular file, `InvalidData` when it is not UTF-8.
+/// As open(2) and `read_entry`.
 pub fn read_regular(path: &Path, bytes_max: usize) -> io::Result<String> {
-    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let file: File = nix::fcntl::open(path, flags, Mode::empty())?.into();
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    read_entry(&open_target(path)?, bytes_max)
+}
+
+/// Reads the regular file that has been opened as a place as text, refusing more than `bytes_max`, anything that
+/// could block, such as a pipe, and views of the kernel.
+///
+/// # Errors
+/// As open(2) and `read_whole`; `InvalidInput` when it is no stored regular file, `InvalidData` when it is not UTF-8.
+pub fn read_entry(entry: &File, bytes_max: usize) -> io::Result<String> {
+    let refuse = |reason| Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+    if !entry.metadata()?.is_file() {
+        return refuse("it is no regular file");
     }
-    let text = read_whole(&file, bytes_max)?;
+    if is_kernel_view(entry)? {
+        return refuse("it is not stored but a view of the kernel");
+    }
+    let text = read_whole(&reopen(entry)?, bytes_max)?;
     String::from_utf8(text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Refuses an open file that belongs neither to this user nor to root: nobody else may steer our pods.
+///
+/// # Errors
+/// `PermissionDenied` with the owner; as fstat(2).
+pub fn refuse_strangers(file: &File) -> io::Result<()> {
+    match file.metadata()?.uid() {
+        owner if owner == 0 || owner == process::own_uid() => Ok(()),
+        owner => Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("it belongs to user {owner}, neither to you nor to root"),
+        )),
+    }
 }
 
 /// What one `stat` says about the state of a file; another state differs in at least one field.

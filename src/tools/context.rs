@@ -87,11 +87,6 @@ impl PodContext {
     /// Insomnia's own directories, which neither tools nor commands may look into.
     #[must_use]
     pub fn hidden(&self) -> Vec<PathBuf> {
-        let own = [&self.directories.runtime, &self.directories.state, &self.directories.config];
-        let key_file = self.manifest.provider.api_key_file.iter();
-        own.into_iter()
-            .chain(key_file)
-            .map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()))
-            .collect()
+        self.directories.hidden(self.manifest.provider.api_key_file.as_ref())
     }
 }

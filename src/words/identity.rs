@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::words::text::harmless_line;
+
 /// Longest name that a person or a model may ask for, in bytes.
 pub const MAX_NAME_BYTES: usize = 32;
 /// Longest pod_id: a name and a suffix such as `-1000`, in bytes.
@@ -16,6 +18,15 @@ pub const LIFE_DIGITS: usize = 32;
 /// No pod may have the name of the directory that lies beside the pods' folders: its end would take the life
 /// files of all others away.
 const KEPT_NAME: &str = "life";
+
+/// What `is_model_name` asks for, in words.
+pub const MODEL_NAME_RULE: &str = "a model's name is one line of 1 to 256 bytes";
+
+/// Whether a text can be the name of a model: not blank, and nothing in it that could drive a terminal.
+#[must_use]
+pub fn is_model_name(text: &str) -> bool {
+    !text.trim().is_empty() && text.len() <= 256 && harmless_line(text) == text
+}
 
 /// Why a text is no name, pod_id, life or pid.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -47,7 +47,7 @@ fn each_instruction_is_found_by_its_name() {
     assert_eq!(files, ["orchestrator.md", "reviewer.md", "tester.md"]);
     for file in files {
         let name = format!("$user/{}", file.trim_end_matches(".md"));
-        let text = instruction::resolve(&name, &examples(), Path::new("/")).unwrap();
+        let text = instruction::resolve(&name, &examples(), Path::new("/"), &[], &mut Vec::new()).unwrap();
         assert_eq!(text, read(examples().join("instructions").join(file)));
     }
 }

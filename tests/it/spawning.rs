@@ -1,10 +1,10 @@
 //! SpawnPod: an independent process with a lent scope, and nothing left of it when any step fails.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::world::{World, call, calls, lives, spawn, wait_until};
+use crate::world::{World, call, calls, lives, read, spawn, wait_until};
 
 /// A root pod `main` with `project` as its scope, which the events of its pods do not wake.
 fn quiet(pods: Value, settings: Value) -> World {
@@ -567,6 +567,64 @@ fn s05_a_child_is_never_less_confined_than_its_spawner() {
     }
     assert_eq!(world.table(), before);
     assert!(!project.join("mine/sub").exists());
+}
+
+#[test]
+fn r05_no_instruction_file_leads_a_model_to_the_key() {
+    use std::os::unix::fs::symlink;
+    let world = World::new();
+    let (seen, first) = (world.path("seen"), world.path("first"));
+    let key = world.path("config/insomnia/key");
+    std::fs::write(&key, "the secret key").unwrap();
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    symlink("/proc/self/environ", world.project().join("AGENTS.md")).unwrap();
+    symlink("/proc/self/environ", world.project().join("link.md")).unwrap();
+    for (name, target) in [("environ", Path::new("/proc/self/environ")), ("key", &key)] {
+        std::fs::create_dir(world.project().join(name)).unwrap();
+        symlink(target, world.project().join(name).join("AGENTS.md")).unwrap();
+    }
+    std::fs::create_dir_all(world.project().join(".insomnia/instructions")).unwrap();
+    symlink(&key, world.project().join(".insomnia/instructions/x.md")).unwrap();
+    let attempts = [
+        json!({ "name": "a", "task": "child", "instruction": "/proc/self/environ" }),
+        json!({ "name": "b", "task": "child", "instruction": "link.md" }),
+        json!({ "name": "c", "task": "child", "instruction": "$project/x" }),
+        json!({ "name": "d", "task": "child", "dir": "environ" }),
+        json!({ "name": "e", "task": "child", "dir": "key" }),
+    ];
+    let mut events: Vec<String> = attempts
+        .iter()
+        .map(|input| json!({ "event": "tool_call", "name": "SpawnPod", "input": input }).to_string())
+        .collect();
+    events.push(json!({ "event": "done" }).to_string());
+    std::fs::write(world.path("events"), events.join("\n")).unwrap();
+    // The model keeps all that it is told; the first that is asked starts the others.
+    let model = format!(
+        "cat >> {}; if mkdir {}; then cat {}; else echo '{{\"event\":\"done\"}}'; fi",
+        seen.display(),
+        first.display(),
+        world.path("events").display()
+    );
+    world.manifest(json!({
+        "provider": { "kind": "command", "command": ["sh", "-c", model], "api_key_file": key }
+    }));
+    world.start_with_env(&[("ANTHROPIC_API_KEY", "sk-of-the-environment")], &[]);
+    assert_eq!(world.turn("main", "go")["result"], "finished");
+    let results = world.results("main", "SpawnPod");
+    let reasons = ["view of the kernel", "view of the kernel", "outside the project"];
+    for ((ok, text), reason) in results.iter().zip(reasons) {
+        assert!(!ok && text.contains(reason), "{text}");
+    }
+    assert_eq!(results.iter().filter(|(ok, _)| *ok).count(), 2, "AGENTS.md is optional: {results:?}");
+    for pod in ["main", "d", "e"] {
+        world.wait_turns(pod, 1);
+        let log = read(world.status(pod)["log"].as_str().unwrap());
+        assert!(log.contains("AGENTS.md") && log.contains("outside the project"), "{pod}: {log}");
+    }
+    let seen = read(seen);
+    for secret in ["the secret key", "sk-of-the-environment", "INSOMNIA_RUNTIME_DIR="] {
+        assert!(!seen.contains(secret), "{secret} in {seen}");
+    }
 }
 
 #[test]
