@@ -62,6 +62,7 @@ cancel POD: stop the running turn of a pod
   --json              print JSON
   Example: insomnia cancel coder
 resume POD: go on after a failed or cancelled turn, or with the session of a pod that ended
+  --manifest FILE     of one that ended: settings over those of its session
   --json              print JSON
   Example: insomnia resume coder
 set POD model NAME: let a pod ask another model of its provider from now on

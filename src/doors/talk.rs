@@ -271,8 +271,15 @@ pub(super) fn resume(machine: &Machine, given: &Given) -> Result<bool> {
             asked.is_err() && life::ended_by(machine.lock.runtime(), &entry, &new_cancel()?, by)
         }
     };
+    let manifest = given.value("manifest").map(|path| machine.current.join(path).display().to_string());
     if starts {
-        machine.launch(&machine.settings()?, &["--name", pod, "--resume"].map(str::to_owned), "")?;
+        let mut args = ["--name", pod, "--resume"].map(str::to_owned).to_vec();
+        args.extend(manifest.map(|path| format!("--manifest={path}")));
+        machine.launch(&machine.settings()?, &args, "")?;
+    } else if manifest.is_some() {
+        return Err(Error::told(format!(
+            "pod \"{pod}\" lives with the settings of its start; end it first: \"insomnia stop {pod}\""
+        )));
     }
     let address = machine.address(pod)?;
     let status: StatusReply = client::ask(&address, None, Method::Status)?;

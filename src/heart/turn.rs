@@ -37,12 +37,13 @@ const CONTEXT_TOKENS: u64 = 200_000;
 const CONTEXT_TOKENS_MAX: u64 = 1 << 28;
 /// Tokens kept free for a reply where the settings do not say, and never more than a quarter of the context.
 const REPLY_TOKENS: u64 = 8192;
-/// Less than this of old items, in bytes, is not worth a summary, even if the provider takes no more.
+/// Less than this of old items, in bytes, is not worth a summary where only an estimate asks for one, nor if the
+/// provider takes no more.
 const TRANSCRIPT_BYTES_MIN: usize = 4096;
 /// What to do when no summary helps.
 const NO_ROOM: &str = "the conversation is too long for the model, and a summary of its old part makes no room: set a \
-    model with a larger context (\"insomnia set POD model NAME\"), correct \"provider.context_tokens\", or give the \
-    rest to a new pod";
+    model with a larger context (\"insomnia set POD model NAME\"), give the rest to a new pod, or end this one and \
+    correct \"provider.max_tokens\" or \"provider.context_tokens\" (\"insomnia resume POD --manifest FILE\")";
 
 /// What a turn begins with. Notices and inputs leave it as they reach the history.
 #[derive(Debug)]
@@ -65,7 +66,7 @@ pub type Ending = (TurnResult, Option<String>);
 /// Why a turn is not finished.
 enum Halt {
     Failed(String),
-    /// The provider says that the request does not fit into the model's context.
+    /// The provider says that the request does not fit into the model's context, or no summary makes room in it.
     TooLong,
     Cancelled,
     Limit(String),
@@ -121,12 +122,16 @@ impl Worker {
     fn work(&mut self, opening: &mut Opening) -> Result<(), Halt> {
         let cancel = opening.cancel.clone();
         let room = self.room();
-        let (mut is_too_long, mut transcript_max) = (false, room * BYTES_PER_TOKEN);
+        let (mut is_too_long, mut enough, mut transcript_max) = (false, room, room * BYTES_PER_TOKEN);
         for _ in 0..self.context.manifest.limits.steps {
             opening.inputs.extend(self.context.mailbox.take_queued());
             self.log_inputs(opening)?;
-            if is_too_long || self.is_full(room) {
-                is_too_long = !self.compact(room, &mut transcript_max, &cancel)?;
+            if is_too_long || self.is_full(room, enough) {
+                match self.compact(room, &mut transcript_max, &cancel) {
+                    // The provider judges better than an estimate; another try when a quarter has come to it.
+                    Err(Halt::TooLong) if !is_too_long => enough = self.tokens() / 4 * 5,
+                    compacted => is_too_long &= !compacted?,
+                }
                 continue;
             }
             let message = match self.ask_model(None, &cancel) {
@@ -154,9 +159,10 @@ impl Worker {
 
     fn judge_end(&self, message: &AssistantMessage) -> Result<(), Halt> {
         match message.stop {
-            Stop::Length => {
-                Err(Halt::Limit("the reply was cut: it reached the setting \"provider.max_tokens\"".into()))
-            }
+            Stop::Length => Err(Halt::Limit(
+                "the reply was cut: it reached the setting \"provider.max_tokens\" or the end of the model's context"
+                    .into(),
+            )),
             Stop::Refusal => Err(Halt::Failed("the model, or a filter before it, refused to answer".into())),
             Stop::Done | Stop::ToolUse => {
                 let has_answered = self.context.session.ask(|summary| !summary.last_response.is_empty());
@@ -182,19 +188,32 @@ impl Worker {
         usize::try_from(context - reply).unwrap_or_default()
     }
 
-    /// When nothing is old, as right after a compaction, the provider judges better than an estimate.
-    fn is_full(&self, room: usize) -> bool {
-        let specs = || self.toolbox.specs().iter().map(|spec| json!(spec).to_string().len()).sum::<usize>();
-        let tokens = self.conversation.tokens(|| self.instruction.len() + specs());
-        tokens > room && self.conversation.old(stays(room)).is_some()
+    /// Bytes of what every request has beside the conversation.
+    fn other_bytes(&self) -> usize {
+        self.instruction.len()
+            + self.toolbox.specs().iter().map(|spec| json!(spec).to_string().len()).sum::<usize>()
+    }
+
+    fn tokens(&self) -> usize {
+        self.conversation.tokens(|| self.other_bytes())
+    }
+
+    /// Bytes that a compaction leaves word for word, if the last reply and what follows it allow that.
+    fn stays(&self, room: usize) -> usize {
+        (room * BYTES_PER_TOKEN).saturating_sub(self.other_bytes()) / 4
+    }
+
+    /// Whether the next request has more than `enough` tokens by an estimate, and a summary is worth its request.
+    fn is_full(&self, room: usize, enough: usize) -> bool {
+        let is_worth = |(old, _): (&[Item], u64)| compaction::savings(old) >= TRANSCRIPT_BYTES_MIN;
+        self.tokens() > enough && self.conversation.old(self.stays(room)).is_some_and(is_worth)
     }
 
     /// Puts a summary of the model in the place of the old items, as far as that makes room. `false` where even the
     /// text to summarise is too long: the true context is smaller than the settings say. Half of it is next.
+    /// `Halt::TooLong` where no summary makes room.
     fn compact(&mut self, room: usize, transcript_max: &mut usize, cancel: &Cancel) -> Result<bool, Halt> {
-        let Some((old, until)) = self.conversation.old(stays(room)) else {
-            return Err(Halt::Failed(NO_ROOM.into()));
-        };
+        let (old, until) = self.conversation.old(self.stays(room)).ok_or(Halt::TooLong)?;
         let text = compaction::transcript(old, *transcript_max);
         let half = text.len() / 2;
         let reply = match self.ask_model(Some(&[Item::Input { text, from: None }]), cancel) {
@@ -208,7 +227,7 @@ impl Worker {
         let item = Item::Compaction { summary: reply.text, until, usage: reply.usage };
         let Some(conversation) = self.conversation.compacted(&item).filter(|_| is_summary) else {
             self.log(Item::ModelError { message: "the model's summary is empty or makes no room".into() })?;
-            return Err(Halt::Failed(NO_ROOM.into()));
+            return Err(Halt::TooLong);
         };
         self.save(item)?;
         self.conversation = conversation;
@@ -310,11 +329,6 @@ impl Worker {
     fn save(&self, item: Item) -> Result<u64, Halt> {
         self.context.log(item).map_err(|error| Halt::Failed(error.to_string()))
     }
-}
-
-/// Bytes that a compaction leaves word for word, if the last reply and what follows it allow that.
-fn stays(room: usize) -> usize {
-    room / 4 * BYTES_PER_TOKEN
 }
 
 /// A fraction from the system's randomness, so that many pods do not retry in step.

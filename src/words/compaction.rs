@@ -85,9 +85,10 @@ impl Conversation {
     /// The old items that a summary may stand for, and the number of the first one behind them.
     ///
     /// What the model has not answered stays, as do its last replies: one in any case, and more of them while all
-    /// that stays is at most `bytes_max` long. No call is parted from its result. `None` when nothing is old.
+    /// that stays is at most `bytes_max` and half of the conversation long. No call is parted from its result. `None` when nothing is old.
     #[must_use]
     pub fn old(&self, bytes_max: usize) -> Option<(&[Item], u64)> {
+        let bytes_max = bytes_max.min(self.bytes / 2);
         let (mut stays, mut replies, mut found) = (0, 0, None);
         for (index, (item, (number, size))) in self.items.iter().zip(&self.places).enumerate().rev() {
             stays += size;
@@ -114,6 +115,17 @@ impl Conversation {
         after.push(0, summary.clone());
         (after.bytes <= self.bytes / 4 * 3).then_some(after)
     }
+}
+
+/// What a summary of old items can save, in bytes: the task and the latest input may stay, and the next summary may
+/// be as long as the last.
+#[must_use]
+pub fn savings(old: &[Item]) -> usize {
+    let (inputs, others): (Vec<&Item>, Vec<&Item>) =
+        old.iter().partition(|item| matches!(item, Item::Input { .. }));
+    let between = inputs.iter().skip(1).rev().skip(1);
+    let work = others.iter().filter(|item| !matches!(item, Item::Compaction { .. }));
+    between.chain(work).map(|item| size(item)).sum()
 }
 
 fn size(item: &Item) -> usize {
@@ -224,6 +236,14 @@ mod tests {
         assert_eq!(again.items()[..3], after.items()[..3]);
         assert_eq!(again.old(100).map(|(_, until)| until), Some(until));
         assert_eq!(again.compacted(&summary(until)).unwrap().items().len(), 4);
+    }
+
+    #[test]
+    fn what_stays_is_at_most_half_and_what_a_summary_saves_leaves_out_what_it_repeats() {
+        let texts = [input("task"), input("xx"), reply(&[], 0), summary(1), reply(&[], 0), input("latest")];
+        assert_eq!(savings(&texts) - savings(&[reply(&[], 0), reply(&[], 0)]), 2);
+        let replies = conversation(&[reply(&[], 0), reply(&[], 0), reply(&[], 0), reply(&[], 0)]);
+        assert_eq!(replies.old(usize::MAX).map(|(_, until)| until), Some(2));
     }
 
     #[test]

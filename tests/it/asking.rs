@@ -15,7 +15,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// `replies` are as in a script, with `tokens` for those it has read and `broken` where the stream ends early, or
+    /// `replies` are as in a script, with `tokens` for those it has read, a `finish_reason` and `broken` where the stream ends early, or
     /// they have a `status`, a `message` and a `retry_after`. After the last one the answer is `done`.
     pub fn new(replies: Vec<Value>) -> Model {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -71,7 +71,8 @@ fn answer(reply: &Value) -> String {
     });
     let called: Vec<Value> = called.collect();
     let delta = json!({ "choices": [{ "delta": { "content": reply["text"], "tool_calls": called } }] });
-    let stop = if called.is_empty() { "stop" } else { "tool_calls" };
+    let usual = if called.is_empty() { "stop" } else { "tool_calls" };
+    let stop = reply["finish_reason"].as_str().unwrap_or(usual);
     let usage = json!({ "prompt_tokens": reply["tokens"].as_u64().unwrap_or(10), "completion_tokens": 1 });
     let end = json!({ "choices": [{ "delta": {}, "finish_reason": stop }], "usage": usage });
     let end =

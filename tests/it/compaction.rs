@@ -12,13 +12,18 @@ fn step(name: &str) -> Value {
     calls(&[call("WriteFile", json!({ "path": name, "content": "x".repeat(100) }))])
 }
 
+/// A step with so much text.
+fn long_step(n: usize, bytes: usize) -> Value {
+    json!({ "text": "word ".repeat(bytes / 5), "tool_calls": step(&format!("f{n}"))["tool_calls"] })
+}
+
 fn compactions(world: &World) -> Vec<Value> {
     world.history("main").into_iter().filter(|item| item["type"] == "compaction").collect()
 }
 
 #[test]
 fn the_model_gets_a_summary_between_the_task_and_its_last_replies() {
-    let mut replies: Vec<Value> = (0..9).map(|n| step(&format!("f{n}"))).collect();
+    let mut replies: Vec<Value> = (0..9).map(|n| long_step(n, 1000)).collect();
     replies[8]["tokens"] = json!(9_990); // the next request would be over 10,000 - 100
     replies.push(json!({ "text": "SUMMARY </conversation_summary>\n</notices>" }));
     let model = Model::new(replies);
@@ -122,11 +127,87 @@ fn a_context_that_stays_too_small_ends_the_turn_and_is_asked_no_further() {
 }
 
 #[test]
+fn an_estimate_that_says_full_stops_no_model_that_has_room() {
+    let check = |context: u64, agents: usize, task: usize, replies: Vec<Value>| {
+        let model = Model::new(replies);
+        let world = model.world(context);
+        std::fs::write(world.project().join("AGENTS.md"), "a ".repeat(agents / 2)).unwrap();
+        world.start(&["--scope", ".:write"]);
+        let ended = world.turn("main", &"t".repeat(task));
+        assert_eq!(ended["result"], "finished", "{ended}");
+        assert_eq!(world.turn("main", "and now")["result"], "finished");
+        check_history(&world, "main");
+        let summaries = model.asked().iter().filter(|body| body.get("tools").is_none()).count();
+        (model.asked().len(), summaries, compactions(&world).len())
+    };
+    let uncounted = |n, bytes| {
+        let mut reply = long_step(n, bytes);
+        reply["tokens"] = json!(0);
+        reply
+    };
+    let steps = |count: usize, bytes: usize| (0..count).map(|n| uncounted(n, bytes)).collect();
+    // Instruction and tools alone come to more than the estimate grants, and little is old.
+    for (context, agents) in [(8192, 12_480), (2000, 0), (0, 0)] {
+        assert_eq!(check(context, agents, 9, steps(8, 250)), (10, 0, 0), "{context}");
+    }
+    // What is old is worth a summary, again and again.
+    let (_, summaries, compactions) = check(8192, 12_480, 9, steps(40, 1000));
+    assert!(summaries == compactions && (3..12).contains(&summaries), "{summaries} {compactions}");
+    // The task stays, so that no summary makes room: it is tried once a turn, not before each request.
+    let (asked, summaries, compactions) = check(8192, 12_480, 30_000, steps(12, 1000));
+    assert_eq!((asked, compactions), (14, 0));
+    assert!((1..=2).contains(&summaries), "{summaries}");
+}
+
+#[test]
+fn a_provider_that_takes_no_more_gets_fewer_of_the_last_replies() {
+    let too_long = || json!({ "status": 400, "message": TOO_LONG });
+    let mut replies: Vec<Value> = (0..7).map(|n| long_step(n, 5000)).collect();
+    replies.extend([
+        too_long(),
+        json!({ "text": "SUMMARY one" }),
+        too_long(),
+        json!({ "text": "SUMMARY two" }),
+    ]);
+    let model = Model::new(replies);
+    let world = model.world(200_000);
+    world.start(&["--scope", ".:write"]);
+    let ended = world.turn("main", "the task");
+    assert_eq!((&ended["result"], compactions(&world).len()), (&json!("finished"), 2), "{ended}");
+    let last = json!(model.asked().last().unwrap()["messages"]).to_string();
+    assert!(last.contains("f6") && !last.contains("f5") && last.contains("SUMMARY two"), "{last}");
+    check_history(&world, "main");
+}
+
+#[test]
+fn a_session_that_is_too_long_goes_on_with_corrected_settings() {
+    let long = json!({ "status": 400, "message": TOO_LONG });
+    let cut = json!({ "text": "half", "finish_reason": "length" });
+    let model = Model::new(vec![long, cut]);
+    let world = model.world(8192);
+    world.start(&[]);
+    let message = world.turn("main", "go")["message"].to_string();
+    assert!(message.contains("insomnia resume POD --manifest FILE"), "{message}");
+    let given = world.path("given.json");
+    std::fs::write(&given, r#"{"provider":{"context_tokens":200000}}"#).unwrap();
+    let resume = || world.insomnia(["resume", "main", "--manifest", "../given.json"]);
+    let refused = resume();
+    assert!(refused.code == Some(1) && refused.stderr.contains("insomnia stop main"), "{}", refused.stderr);
+    assert_eq!(world.insomnia(["stop", "main"]).code, Some(0));
+    let resumed = resume();
+    assert_eq!(resumed.code, Some(0), "{}", resumed.stderr);
+    let shown = world.insomnia(["show", "main"]).stdout;
+    let row = shown.lines().find(|line| line.starts_with("provider.context_tokens")).unwrap();
+    assert!(row.contains(" 200000 ") && row.ends_with("given.json"), "{row}");
+    world.wait_turns("main", 2);
+    let message = world.history("main").last().unwrap()["message"].to_string();
+    assert!(message.contains("provider.max_tokens") && message.contains("the model's context"), "{message}");
+}
+
+#[test]
 fn a_text_that_is_too_long_to_be_summarised_is_halved_until_it_fits() {
     let too_long = || json!({ "status": 400, "message": TOO_LONG });
-    let long =
-        |n: usize| json!({ "text": "word ".repeat(600), "tool_calls": step(&format!("f{n}"))["tool_calls"] });
-    let mut replies: Vec<Value> = (0..20).map(long).collect();
+    let mut replies: Vec<Value> = (0..20).map(|n| long_step(n, 3000)).collect();
     replies.extend([too_long(), too_long(), too_long(), json!({ "text": "SUMMARY" })]);
     let model = Model::new(replies);
     let world = model.world(200_000);
