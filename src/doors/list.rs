@@ -139,6 +139,10 @@ fn ended(machine: &Machine, id: &PodId) -> Option<Value> {
 pub(super) fn show(machine: &Machine, given: &Given) -> Result<bool> {
     let folder = machine.folder(given.word(0, "POD")?)?;
     let mut settings = manifest::lay_over(&[manifest::saved(&folder)?])?;
+    if let Some(model) = survey::logged_summary(Some(&folder)).model {
+        settings.provider.model = Some(model);
+        settings.sources.insert("provider.model".into(), "insomnia set".into());
+    }
     settings.provider.headers.values_mut().for_each(|value| *value = json!("(not shown)"));
     let (values, sources) = (json!(settings), &settings.sources);
     let source = |key: &str| sources.get(key).map_or("built in", String::as_str);

@@ -287,8 +287,15 @@ fn a_model_that_is_set_is_asked_next_and_by_children_and_after_a_resume() {
     let set = world.insomnia(["set", "main", "model", "second"]);
     assert_eq!((set.code, set.stdout.as_str()), (Some(0), "the next request of pod main asks second\n"));
     assert_eq!(world.status("main")["model"], "second");
+    let check_shown = || {
+        let shown = world.insomnia(["show", "main"]).stdout;
+        let row = shown.lines().find(|line| line.starts_with("provider.model")).unwrap();
+        assert!(row.contains(" \"second\" ") && row.ends_with(" insomnia set"), "{row}");
+    };
+    check_shown();
     world.turn("main", "go");
     world.kill("main");
+    check_shown();
     assert_eq!(world.insomnia(["resume", "main", "--json"]).code, Some(0));
     assert_eq!(world.status("main")["model"], "second");
     world.turn("main", "go");
