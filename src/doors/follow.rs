@@ -307,6 +307,8 @@ pub(super) struct Followed {
     first: First,
     presses: Presses,
     presses_seen: usize,
+    /// How many had been seen when the latest turn began: each turn has its own first one.
+    presses_before: usize,
 }
 
 impl Followed {
@@ -325,6 +327,7 @@ impl Followed {
             first,
             presses,
             presses_seen: 0,
+            presses_before: 0,
         })
     }
 
@@ -361,6 +364,9 @@ impl Followed {
                 Some(event) => self.follower.show(event),
                 None => self.follower.spin(),
             }
+            if matches!(event.as_deref(), Some(StreamEvent::TurnStarted { .. })) {
+                self.presses_before = self.presses_seen;
+            }
             if self.follower.unheard.is_some() {
                 return Ok(Over::Unheard);
             }
@@ -385,7 +391,7 @@ impl Followed {
         let (First::Cancels(again) | First::CancelsOrLeaves(again)) = self.first else {
             return Ok(Some(Over::Interrupted));
         };
-        if presses > 1 {
+        if presses > self.presses_before + 1 {
             return Ok(Some(Over::Interrupted));
         }
         let CancelReply { cancelled } = client::ask(&self.address, None, Method::Cancel)?;

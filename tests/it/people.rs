@@ -140,6 +140,34 @@ fn ctrl_c_cancels_the_turn_and_twice_ends_the_tree() {
 }
 
 #[test]
+fn each_turn_has_its_own_first_ctrl_c() {
+    let never = || json!({ "delay_ms": 600_000, "text": "never" });
+    let world = World::with_script(json!({ "main": [never(), never()] }));
+    let insomnia = env!("CARGO_BIN_EXE_insomnia");
+    world.start(&[]);
+    let attach = world.program(insomnia, ["attach", "main"]);
+    let mut attached = attach.start(ErrorOutput::WithOutput).unwrap();
+    let mut text = String::new();
+    let pid = attached.id().to_string();
+    let mut read_until = |wanted: &str| {
+        let mut buffer = [0; 4096];
+        while !text.contains(wanted) {
+            match attached.read(&mut buffer, None, Instant::now() + PATIENCE).unwrap() {
+                Output::Bytes(count) => text.push_str(&String::from_utf8_lossy(&buffer[..count])),
+                other => panic!("{other:?} before {wanted:?}: {text}"),
+            }
+        }
+    };
+    read_until("-- following pod main");
+    for turn in 1..=2 {
+        world.ok("main", "run", json!({ "input": "x" }));
+        read_until(&format!("-- turn {turn} (run)"));
+        assert_eq!(ran(world.program("kill", ["-INT", &pid])).code, Some(0));
+        read_until(&format!("-- turn {turn} cancelled"));
+    }
+}
+
+#[test]
 fn the_second_terminal_sees_sends_reads_and_stops() {
     let world = World::with_script(json!({
         "main": [{ "text": "first answer" }, { "text": "second answer" },
