@@ -9,7 +9,9 @@ use insomnia::doors::commands::COMMANDS;
 use insomnia::sys::process::{self, ErrorOutput, Output, Running};
 use insomnia::words::text::harmless;
 
-use crate::world::{PATIENCE, Ran, World, call, calls, has_files, has_tool, ran, skip, wait_until};
+use crate::world::{
+    PATIENCE, Ran, World, call, calls, copy_program, has_files, has_tool, ran, skip, wait_until,
+};
 
 const INSOMNIA: &str = env!("CARGO_BIN_EXE_insomnia");
 
@@ -573,7 +575,7 @@ fn root_reaches_the_pod_of_another_user_by_its_socket() {
     let world =
         World::with_script(json!({ "*": [{ "text": "hello root" }, { "delay_ms": 600_000, "text": "x" }] }));
     let pod = world.path("pod"); // a copy that the other user can reach
-    std::fs::copy(env!("CARGO_BIN_EXE_pod"), &pod).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_pod"), &pod);
     let open = "chmod -R a+rX \"$0\" && mkdir -m 777 \"$0/theirs\"";
     let place = world.path("");
     assert_eq!(ran(world.program("bash", ["-c", open, place.to_str().unwrap()])).code, Some(0));

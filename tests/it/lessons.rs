@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use insomnia::sys::process::{ErrorOutput, Running};
 
-use crate::world::{World, call, calls, has_tool, is_long, lives, ran, skip, spawn, wait_until};
+use crate::world::{
+    World, call, calls, copy_program, has_tool, is_long, lives, ran, skip, spawn, wait_until,
+};
 
 fn never() -> Value {
     json!({ "text": "never", "delay_ms": 600_000 })
@@ -233,7 +235,7 @@ fn a_pod_command_that_dies_is_not_waited_for() {
 fn a_pod_whose_program_was_replaced_or_deleted_can_still_spawn() {
     let copy = |to: &Path| {
         let _ = std::fs::remove_file(to);
-        std::fs::copy(env!("CARGO_BIN_EXE_pod"), to).unwrap();
+        copy_program(env!("CARGO_BIN_EXE_pod"), to);
     };
     let world = World::with_settings(
         json!({ "main": [calls(&[spawn("a", &[])]), {}, calls(&[spawn("b", &[])]), {}] }),

@@ -18,7 +18,7 @@ use insomnia::sys::supervise::Ended;
 use insomnia::wire::sandbox::{Kept, Means, Outcome, Plan, Sandbox};
 use insomnia::words::identity::Life;
 
-use crate::world::{World, has_tool, lives, ran, read, wait_until};
+use crate::world::{World, copy_program, has_tool, lives, ran, read, wait_until};
 
 fn call(command: impl Into<String>) -> Value {
     json!({ "name": "Shell", "input": { "command": command.into() } })
@@ -707,7 +707,7 @@ fn s09_inside_its_own_shell_a_pod_is_confined_or_says_why_not() {
     let world = World::new();
     let copy = |program: &str, name: &str| {
         let place = world.project().join(name);
-        fs::copy(program, &place).unwrap();
+        copy_program(program, &place);
         place.display().to_string()
     };
     let (pod, insomnia) =

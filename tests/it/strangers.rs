@@ -10,7 +10,7 @@ use serde_json::json;
 
 use insomnia::sys::process::{self, ErrorOutput, Program, Running};
 
-use crate::world::{PATIENCE, World, has_tool, is_long, ran, read, skip};
+use crate::world::{PATIENCE, World, copy_program, has_tool, is_long, ran, read, skip};
 
 /// The user and group ids of nobody.
 const NOBODY: &str = "65534";
@@ -37,7 +37,7 @@ fn as_nobody(program: &Path) -> Vec<String> {
 /// Starts an ignored test of this file as another user, from a copy that this user can reach.
 fn stranger(world: &World, test: &str) -> Running {
     let copy = world.path("stranger");
-    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    copy_program(std::env::current_exe().unwrap(), &copy);
     set_mode(&world.path(""), 0o755);
     let mut words = as_nobody(&copy);
     words.extend(["--ignored", "--exact", test, "--nocapture"].map(str::to_owned));
@@ -161,7 +161,7 @@ fn u05_root_is_served_by_the_pod_of_a_user() {
     }
     let world = World::with_script(json!({ "*": [{ "text": "at your service" }] }));
     let copy = world.path("pod");
-    std::fs::copy(env!("CARGO_BIN_EXE_pod"), &copy).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_pod"), &copy);
     let owner = format!("{NOBODY}:{NOBODY}");
     let chown = ["-R".to_owned(), owner, world.path("").to_str().unwrap().to_owned()];
     assert_eq!(ran(world.program("chown", chown)).code, Some(0));
@@ -243,7 +243,7 @@ fn for_a_newcomer(world: &World) -> (PathBuf, PathBuf) {
     std::fs::create_dir_all(&programs).unwrap();
     std::fs::create_dir_all(&home).unwrap();
     for program in [env!("CARGO_BIN_EXE_pod"), env!("CARGO_BIN_EXE_insomnia")] {
-        std::fs::copy(program, programs.join(Path::new(program).file_name().unwrap())).unwrap();
+        copy_program(program, programs.join(Path::new(program).file_name().unwrap()));
     }
     set_mode(&world.path(""), 0o755);
     std::os::unix::fs::chown(&home, NOBODY.parse().ok(), NOBODY.parse().ok()).unwrap();

@@ -351,6 +351,13 @@ pub fn ran(program: Program) -> Ran {
     Ran { code, stdout: String::from_utf8_lossy(&stdout).into_owned(), stderr: running.error_text(1 << 20) }
 }
 
+/// Copies a program that is to be started. Another process does so: a file that is open for writing here would be so
+/// in what another test's thread forks as well, for a moment, and such a file cannot be started (`ETXTBSY`).
+pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    let copied = ran(Program::new("cp", [from.as_ref(), to.as_ref()]));
+    assert_eq!(copied.code, Some(0), "{}", copied.stderr);
+}
+
 /// Whether anything of this process is left. Its first thread can be a zombie while others still end, and with
 /// them its open files.
 pub fn lives(pid: i32) -> bool {
