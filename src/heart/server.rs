@@ -3,8 +3,10 @@
 //! Connections wait for the disk, the lock and other pods, so that the controller never does.
 
 use std::collections::VecDeque;
+use std::io::Write;
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,12 +37,21 @@ use crate::words::text::cut_end;
 /// How often a stream with nothing to say looks whether its client is still there.
 const CLIENT_CHECK: Duration = Duration::from_secs(2);
 
+/// How long a client may let us wait before it may be cut for another: one that behaves takes far less.
+const GRACE: Duration = Duration::from_millis(250);
+
 /// How long a new client waits for the slot of a silent one that was cut.
 const EVICTION_LIMIT: Duration = Duration::from_millis(100);
+
+/// How often one that waits for another looks whether it was cut, or the other may be.
+const TURN_CHECK: Duration = Duration::from_millis(20);
 
 /// A line up to this length is read at once; longer ones, up to `MAX_LINE_BYTES`, only so many at a time.
 const SHORT_LINE_BYTES: usize = 64 << 10;
 const LONG_LINES: usize = 4;
+
+/// So many pages of a history or an output are made and sent at a time.
+const PAGES: usize = 8;
 
 /// Accepts connections on a thread of its own until the process ends.
 ///
@@ -66,77 +77,153 @@ pub fn serve(listener: UnixListener, context: Arc<PodContext>) -> std::io::Resul
         .map(|_| ())
 }
 
-/// The places for connections. When all are taken, a client that lets us wait makes room, the oldest first, so that
-/// clients which connect and say nothing, or do not read their answer, keep nobody out.
+/// The places for connections. When all are taken, a client that has let us wait for `GRACE` makes room, the oldest
+/// first, so that clients which connect and say nothing, or do not read their answer, keep nobody out for long.
 struct Slots {
     free: (crossbeam_channel::Sender<()>, Receiver<()>),
     /// Holds one for each connection that reads a long line.
     long_lines: (crossbeam_channel::Sender<()>, Receiver<()>),
+    /// Holds one for each connection that makes or sends a page.
+    pages: (crossbeam_channel::Sender<()>, Receiver<()>),
     // A channel will not do: each connection takes itself out, from the middle, at its end.
-    open: Mutex<VecDeque<(u64, UnixStream, Arc<AtomicBool>)>>,
+    open: Mutex<VecDeque<Connection>>,
     opened: AtomicU64,
+}
+
+/// An open connection, as others see it. One that was cut is no longer among them.
+struct Connection {
+    number: u64,
+    stream: UnixStream,
+    waits_for: Peer,
+}
+
+/// What a connection waits for its client to do, and since when.
+#[derive(Clone, Copy)]
+enum Peer {
+    Nothing,
+    Says(Instant),
+    SaysMuch(Instant),
+    Reads(Instant),
 }
 
 /// One place, held by a connection for as long as it lives.
 struct Slot {
     number: u64,
     slots: Arc<Slots>,
-    /// Whether its client is to say something or to read, so that it may be cut for another.
-    lets_wait: Arc<AtomicBool>,
 }
 
 impl Slots {
     fn new() -> Slots {
-        let (free, long_lines) = (bounded(MAX_CONNECTIONS), bounded(LONG_LINES));
+        let (free, long_lines, pages) = (bounded(MAX_CONNECTIONS), bounded(LONG_LINES), bounded(PAGES));
         (0..MAX_CONNECTIONS).for_each(|_| {
             let _ = free.0.try_send(()); // the channel has room for exactly these
         });
-        Slots { free, long_lines, open: Mutex::default(), opened: AtomicU64::new(0) }
+        Slots { free, long_lines, pages, open: Mutex::default(), opened: AtomicU64::new(0) }
     }
 
     /// A place for this connection; `None` when all are taken by clients that are being served.
     fn take(self: &Arc<Slots>, stream: &UnixStream) -> Option<Slot> {
         if self.free.1.try_recv().is_err() {
-            let cut = {
-                let mut open = lock(&self.open);
-                let at = open.iter().position(|(_, _, lets_wait)| lets_wait.load(Ordering::SeqCst))?;
-                open.remove(at)?.1
-            };
-            let _ = cut.shutdown(std::net::Shutdown::Both); // its thread sees a close and gives its place back
+            self.cut(|_| true)?; // its thread sees that and gives its place back
             self.free.1.recv_timeout(EVICTION_LIMIT).ok()?;
         }
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
-        let lets_wait = Arc::new(AtomicBool::new(true));
-        if let Ok(stream) = stream.try_clone() {
-            lock(&self.open).push_back((number, stream, Arc::clone(&lets_wait))); // without it, merely never cut
-        }
-        Some(Slot { number, slots: Arc::clone(self), lets_wait })
+        let slot = Slot { number, slots: Arc::clone(self) };
+        let stream = stream.try_clone().ok()?;
+        lock(&self.open).push_back(Connection { number, stream, waits_for: Peer::Nothing });
+        Some(slot)
+    }
+
+    /// Cuts the oldest of these that has let us wait for too long.
+    fn cut(&self, which: impl Fn(Peer) -> bool) -> Option<()> {
+        let mut open = lock(&self.open);
+        let is_late = |waits_for| match waits_for {
+            Peer::Nothing => false,
+            Peer::Says(since) | Peer::SaysMuch(since) | Peer::Reads(since) => since.elapsed() >= GRACE,
+        };
+        let at = open.iter().position(|one| which(one.waits_for) && is_late(one.waits_for))?;
+        let cut = open.remove(at)?;
+        // One that was to say something still hears `busy`, and what it said has not been done.
+        let how = if matches!(cut.waits_for, Peer::Reads(_)) { Shutdown::Both } else { Shutdown::Read };
+        let _ = cut.stream.shutdown(how);
+        Some(())
     }
 }
 
 impl Slot {
+    /// Notes what the client is to do now; returns whether it has not been cut.
+    fn wait_for(&self, peer: Peer) -> bool {
+        let mut open = lock(&self.slots.open);
+        let own = open.iter_mut().find(|one| one.number == self.number);
+        own.map(|own| own.waits_for = peer).is_some()
+    }
+
     /// The client's line. A few at a time may have a long one, so that many clients do not fill the memory.
-    fn read_line(&self, lines: &mut LineReader) -> Line {
-        let deadline = Instant::now() + WIRE_TIMEOUT;
-        let mut line = lines.read_line(SHORT_LINE_BYTES, deadline);
+    ///
+    /// # Errors
+    /// `busy` when it did not come while others waited, or others went on all the time.
+    fn read_line(&self, lines: &mut LineReader) -> Result<Line, WireError> {
+        self.wait_for(Peer::Says(Instant::now()));
+        let mut line = lines.read_line(SHORT_LINE_BYTES, Instant::now() + WIRE_TIMEOUT);
         if line == Line::TooLong {
-            let (begin, end) = &self.slots.long_lines;
-            if begin.send_deadline((), deadline).is_err() {
-                return Line::TimedOut;
-            }
-            line = lines.read_line(MAX_LINE_BYTES, deadline);
-            let _ = end.try_recv(); // ours, or one as good
+            self.begin(&self.slots.long_lines.0, |waits_for| matches!(waits_for, Peer::SaysMuch(_)))?;
+            self.wait_for(Peer::SaysMuch(Instant::now()));
+            line = lines.read_line(MAX_LINE_BYTES, Instant::now() + WIRE_TIMEOUT);
+            let _ = self.slots.long_lines.1.try_recv(); // ours, or one as good
         }
-        self.lets_wait.store(false, Ordering::SeqCst);
-        line
+        if self.wait_for(Peer::Nothing) { Ok(line) } else { Err(busy()) }
+    }
+
+    /// Waits for its turn to use memory. One of those that have theirs is cut when it lets us wait.
+    fn begin(&self, turns: &crossbeam_channel::Sender<()>, which: fn(Peer) -> bool) -> Result<(), WireError> {
+        let (since, deadline) = (Instant::now(), Instant::now() + WIRE_TIMEOUT);
+        while turns.send_timeout((), TURN_CHECK).is_err() {
+            self.slots.cut(which);
+            if !self.wait_for(Peer::Says(since)) || Instant::now() > deadline {
+                return Err(busy());
+            }
+        }
+        self.wait_for(Peer::Nothing);
+        Ok(())
+    }
+
+    /// Sends a reply. A client that does not read counts as one that lets us wait.
+    fn write_reply(&self, stream: &mut UnixStream, reply: Reply) {
+        let line = reply.to_line();
+        drop(reply); // it may be as long again
+        let rest = line.as_bytes().get(write_at_once(stream, &line)..).unwrap_or_default();
+        if rest.is_empty() {
+            return;
+        }
+        self.wait_for(Peer::Reads(Instant::now()));
+        if let Err(error) = socket::write_by(stream, rest, Instant::now() + WIRE_TIMEOUT) {
+            log::debug!("a reply did not arrive: {error}"); // the peer is gone or does not read
+        }
+        self.wait_for(Peer::Nothing);
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        lock(&self.slots.open).retain(|(number, ..)| *number != self.number);
+        lock(&self.slots.open).retain(|one| one.number != self.number);
         let _ = self.slots.free.0.try_send(()); // there is room for every place
     }
+}
+
+fn busy() -> WireError {
+    let reason = format!(
+        "{MAX_CONNECTIONS} connections, {LONG_LINES} that say much or {PAGES} that read much are open already; \
+         try again later"
+    );
+    WireError::new(ErrorCode::Busy, reason)
+}
+
+/// Writes what the socket takes without a wait; returns how many bytes that were.
+fn write_at_once(stream: &mut UnixStream, line: &str) -> usize {
+    let _ = stream.set_nonblocking(true);
+    let written = stream.write(line.as_bytes()).unwrap_or(0);
+    let _ = stream.set_nonblocking(false);
+    written
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -145,11 +232,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn accept(mut stream: UnixStream, context: &Arc<PodContext>, slots: &Arc<Slots>) {
     let Some(slot) = slots.take(&stream) else {
-        let reason = format!("{MAX_CONNECTIONS} connections are open already; try again later");
-        let reply = Reply::Error(WireError::new(ErrorCode::Busy, reason));
-        // A fresh socket takes a short line at once; a full one is not worth a wait.
-        let _ = stream.set_nonblocking(true);
-        let _ = std::io::Write::write(&mut stream, reply.to_line().as_bytes());
+        write_at_once(&mut stream, &Reply::Error(busy()).to_line()); // a fresh socket takes a short line
         return;
     };
     let context = Arc::clone(context);
@@ -169,36 +252,38 @@ fn connection(mut stream: UnixStream, context: &PodContext, slot: &Slot) {
         Ok(uid) => {
             log::warn!("refused a connection of user {uid}");
             let refusal = WireError::new(ErrorCode::NotAllowed, "this pod belongs to another user");
-            return write_reply(&mut stream, &Reply::Error(refusal));
+            return slot.write_reply(&mut stream, Reply::Error(refusal));
         }
         Err(error) => return log::warn!("cannot see who connects: {error}"), // then nobody is served
     }
     let mut lines = LineReader::new(reading);
     let request = match slot.read_line(&mut lines) {
-        Line::Complete(line) => parse_request(&line),
-        Line::TooLong => Err(too_large()),
-        Line::Closed => return, // a peer that vanishes is no fault
-        Line::TimedOut => {
+        Ok(Line::Complete(line)) => parse_request(&line),
+        Ok(Line::TooLong) => Err(too_large()),
+        Ok(Line::Closed) => return, // a peer that vanishes is no fault
+        Err(busy) => Err(busy),
+        Ok(Line::TimedOut) => {
             let reason = format!("no request line came within {} s", WIRE_TIMEOUT.as_secs());
             Err(WireError::new(ErrorCode::BadRequest, reason))
         }
     };
     match request.and_then(|request| admit(context, request)) {
         Ok(Request { method: Method::Subscribe { since }, .. }) => {
-            stream_events(stream, lines, context, since)
+            stream_events(stream, lines, context, slot, since)
         }
         Ok(request) => {
-            let reply = answer(context, request);
-            slot.lets_wait.store(true, Ordering::SeqCst);
-            write_reply(&mut stream, &reply);
+            let is_page = matches!(request.method, Method::GetHistory { .. } | Method::ReadOutput { .. });
+            if is_page
+                && let Err(busy) = slot.begin(&slot.slots.pages.0, |waits| matches!(waits, Peer::Reads(_)))
+            {
+                return slot.write_reply(&mut stream, Reply::Error(busy));
+            }
+            slot.write_reply(&mut stream, answer(context, request));
+            if is_page {
+                let _ = slot.slots.pages.1.try_recv(); // ours, or one as good
+            }
         }
-        Err(refusal) => write_reply(&mut stream, &Reply::Error(refusal)),
-    }
-}
-
-fn write_reply(stream: &mut UnixStream, reply: &Reply) {
-    if let Err(error) = socket::write_by(stream, reply.to_line().as_bytes(), Instant::now() + WIRE_TIMEOUT) {
-        log::debug!("a reply did not arrive: {error}"); // the peer is gone or does not read
+        Err(refusal) => slot.write_reply(&mut stream, Reply::Error(refusal)),
     }
 }
 
@@ -388,15 +473,21 @@ fn status(context: &PodContext) -> Result<StatusReply, WireError> {
     })
 }
 
-fn stream_events(mut stream: UnixStream, lines: LineReader, context: &PodContext, since: Option<u64>) {
+fn stream_events(
+    mut stream: UnixStream,
+    lines: LineReader,
+    context: &PodContext,
+    slot: &Slot,
+    since: Option<u64>,
+) {
     let (sink, events) = unbounded(); // the controller puts no more than `SUBSCRIBER_QUEUE` in; a bounded one takes all its memory at once
     let opened = context.mailbox.ask(|reply| Event::Subscribe { since, sink, reply });
     let (reply, logged_until) = match opened {
         Ok(opened) => opened,
-        Err(refusal) => return write_reply(&mut stream, &Reply::Error(refusal)),
+        Err(refusal) => return slot.write_reply(&mut stream, Reply::Error(refusal)),
     };
     let cursor = reply.cursor;
-    write_reply(&mut stream, &Reply::from(Ok::<_, WireError>(reply)));
+    slot.write_reply(&mut stream, Reply::from(Ok::<_, WireError>(reply)));
     context.streams.fetch_add(1, Ordering::SeqCst);
     let reason = replay(&mut stream, context, cursor, logged_until)
         .and_then(|()| follow(&mut stream, lines, context, &events));
