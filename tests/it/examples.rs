@@ -121,6 +121,16 @@ fn a_pod_starts_in_a_container() {
 }
 
 #[test]
+fn a_container_without_an_image_is_refused_before_anything_is_made() {
+    let world = World::new();
+    let command = examples().join("pod-in-container");
+    let refused = ran(world.program("timeout", ["10", command.to_str().unwrap()]));
+    assert!(!matches!(refused.code, Some(0 | 124)), "{refused:?}");
+    assert!(refused.stderr.contains("set POD_IMAGE"), "{}", refused.stderr);
+    assert!(!world.state().exists());
+}
+
+#[test]
 fn the_command_of_the_service_starts_a_pod_that_ends_on_sigterm() {
     let world = World::with_script(json!({}));
     let unit = read(examples().join("insomnia-pod@.service"));
