@@ -112,7 +112,14 @@ fn unanswered(machine: &Machine, entry: &Allocation) -> Value {
     })
 }
 
-/// The newest session of a pod that has ended; its last item tells since when.
+/// When a session was written into last, in seconds since 1970: the last line of the log tells the pod's end.
+fn written_last(folder: &Path) -> Option<u64> {
+    let files = [session::history_path(folder), session::log_path(folder)];
+    let times = files.iter().filter_map(|file| Some(std::fs::symlink_metadata(file).ok()?.mtime()));
+    times.max().map(i64::unsigned_abs)
+}
+
+/// The newest session of a pod that has ended.
 fn ended(machine: &Machine, id: &PodId) -> Option<Value> {
     let folder = session::folders_of(&machine.directories.state, id).into_iter().next()?;
     let told = |detail: &str| {
@@ -120,14 +127,12 @@ fn ended(machine: &Machine, id: &PodId) -> Option<Value> {
             "state_dir": folder, "log": session::log_path(&folder) })
     };
     let opened = Session::open_to_read(&folder);
-    let read =
-        opened.and_then(|session| Ok((session.page(session.len().saturating_sub(1))?, session.summary())));
-    let (last, summary) = match read {
-        Ok(read) => read,
+    let summary = match opened.map(|session| session.summary()) {
+        Ok(summary) => summary,
         Err(error) => return Some(told(&error.to_string())),
     };
     let more = json!({
-        "since": last.items.first().map(|last| last.at / 1000), "turn": summary.turn, "usage": summary.usage,
+        "since": written_last(&folder), "turn": summary.turn, "usage": summary.usage,
         "last_response": cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
         "last_result": summary.last_result
     });
@@ -162,7 +167,7 @@ pub(super) struct EndedSession {
     pub(super) folder: PathBuf,
     /// Its pod.
     pub(super) pod_id: PodId,
-    /// When something was written into its history last, in seconds before now.
+    /// When something was written into its history or its log last, in seconds before now.
     pub(super) age_seconds: u64,
 }
 
@@ -190,7 +195,7 @@ pub(super) fn ended_sessions(machine: &Machine, age_seconds_min: u64) -> Result<
             let is_ours = is_real_directory(&state.join(pod_id.as_str())) && is_real_directory(&folder);
             let history = std::fs::symlink_metadata(session::history_path(&folder));
             let Some(history) = history.ok().filter(|_| is_ours) else { continue };
-            let age_seconds = clock::now_seconds().saturating_sub(history.mtime().unsigned_abs());
+            let age_seconds = clock::now_seconds().saturating_sub(written_last(&folder).unwrap_or_default());
             let is_open = open.contains(&(history.dev(), history.ino()));
             if age_seconds >= age_seconds_min && !is_open && !living.iter().any(own) {
                 found.push(EndedSession { folder, pod_id: pod_id.clone(), age_seconds });

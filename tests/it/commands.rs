@@ -193,7 +193,7 @@ fn prune_removes_old_sessions_and_never_one_of_a_living_pod() {
     let variables = [("INSOMNIA_RUNTIME_DIR", other.to_str().unwrap())];
     let elsewhere = world.start_with_env(&variables, &["--name", "elsewhere"]);
     for name in ["old", "resumed", "busy", "elsewhere"] {
-        let find = "find \"$0\" -name history.jsonl -exec touch -d '9 days ago' {} +";
+        let find = "find \"$0\" -type f -exec touch -d '9 days ago' {} +";
         let state = world.state().join(name);
         assert_eq!(ran(world.program("bash", ["-c", find, state.to_str().unwrap()])).code, Some(0));
     }
@@ -226,6 +226,28 @@ fn prune_removes_old_sessions_and_never_one_of_a_living_pod() {
     let damaged = world.insomnia(["prune", "--older-than", "0d"]);
     assert!(damaged.code == Some(1) && damaged.stderr.contains("scope repair"), "{}", damaged.stderr);
     kill(&elsewhere);
+}
+
+#[test]
+fn the_age_of_a_session_counts_from_the_end_of_its_pod() {
+    let world = World::with_script(json!({ "*": [{ "text": "x" }] }));
+    world.start(&["--name", "patient"]);
+    world.turn("patient", "hi");
+    let pid = world.pid("patient");
+    assert_eq!(world.insomnia(["stop", "patient"]).code, Some(0));
+    wait_until("its files are closed", || !has_files(pid));
+    let since = || json_of(&world.insomnia(["list", "--all", "--json"]).stdout)["pods"][0]["since"].clone();
+    let ended = since();
+    let touch = "find \"$0\" -name history.jsonl -exec touch -d '9 days ago' {} +";
+    assert_eq!(ran(world.program("bash", ["-c", touch, world.state().to_str().unwrap()])).code, Some(0));
+    let prune = || json_of(&world.insomnia(["prune", "--older-than", "7d", "--json"]).stdout);
+    assert_eq!(prune()["sessions"], json!([]));
+    let log = "find \"$0\" -name pod.log -exec touch -d '8 days ago' {} +";
+    assert_eq!(ran(world.program("bash", ["-c", log, world.state().to_str().unwrap()])).code, Some(0));
+    let day = 86_400;
+    let (ended, since) = (ended.as_u64().unwrap(), since().as_u64().unwrap());
+    assert!((7 * day..9 * day).contains(&(ended - since)), "{ended} {since}");
+    assert_eq!(prune()["sessions"].as_array().unwrap().len(), 1);
 }
 
 #[test]
