@@ -301,7 +301,7 @@ pub fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Asked> {
 /// The nearest of the known names as a question, when it is near enough.
 fn nearest<'a>(wanted: &str, known: impl Iterator<Item = &'a str>, before: &str) -> String {
     let nearest = known.map(|name| (distance(wanted, name), name)).min();
-    let near_enough = nearest.filter(|(distance, name)| *distance <= 3 && *distance < name.len());
+    let near_enough = nearest.filter(|(distance, _)| *distance <= 3 && *distance * 2 <= wanted.len());
     near_enough.map(|(_, name)| format!("; did you mean \"{before}{name}\"?")).unwrap_or_default()
 }
 
@@ -387,7 +387,7 @@ mod tests {
         check("list main", "does not expect \"main\"");
         check("list -x", "-x");
         check("run --name", "--name");
-        for far in ["fly", "list --wide"] {
+        for far in ["fly", "list --wide", "list --frob"] {
             assert!(!parse(words(far)).unwrap_err().to_string().contains("did you mean"), "{far}");
         }
     }
