@@ -69,7 +69,8 @@ fn add_rows(
     }
 }
 
-/// `insomnia scope who PATH`: the line of pods that hold a scope over the path; the last one may write it.
+/// `insomnia scope who PATH`: the line of pods that hold a scope over the path; the last one that lives may
+/// write it.
 pub(super) fn who(machine: &Machine, given: &Given) -> Result<bool> {
     let path = canonical(Path::new(given.word(0, "PATH")?), &machine.current)?;
     let path = path.to_str().ok_or_else(|| Error::told("nobody can hold a path that is not UTF-8"))?;
@@ -81,15 +82,17 @@ pub(super) fn who(machine: &Machine, given: &Given) -> Result<bool> {
         json!({ "pod_id": entry.pod_id, "pid": entry.pid, "rule": rule(entry),
             "alive": !life::is_dead(machine.lock.runtime(), entry) })
     };
+    let is_alive = |entry: &&&Allocation| !life::is_dead(machine.lock.runtime(), entry);
+    let living: Vec<&Allocation> = holders.iter().filter(is_alive).copied().collect();
     let plain = || {
-        let Some((writer, lenders)) = holders.split_last() else { return format!("nobody holds {path}") };
+        let Some((writer, lenders)) = living.split_last() else { return format!("nobody holds {path}") };
         let holds = |entry: &Allocation| {
             format!("\n  pod {} holds {}", entry.pod_id, rule(entry).unwrap_or_default())
         };
         let lent: String = lenders.iter().map(|entry| format!("{}, and has lent", holds(entry))).collect();
         format!("pod {} (pid {}) may write {path}{lent}{}", writer.pod_id, writer.pid, holds(writer))
     };
-    let writer = holders.last().map(|entry| &entry.pod_id);
+    let writer = living.last().map(|entry| &entry.pod_id);
     let line: Vec<Value> = holders.iter().map(as_json).collect();
     reply(given, &json!({ "path": path, "writer": writer, "holders": line }), plain);
     Ok(writer.is_some())

@@ -418,6 +418,12 @@ fn scope_who_names_the_writer_and_the_line_of_loans() {
     assert_eq!((&own["writer"], own["holders"].as_array().unwrap().len()), (&json!("main"), 1));
     let nobody = world.insomnia(["scope", "who", "/usr"]);
     assert_eq!((nobody.code, nobody.stdout.as_str()), (Some(1), "nobody holds /usr\n"));
+    world.kill("main");
+    let path = world.project().join("b");
+    let dead = world.insomnia(["scope", "who", "b"]);
+    assert_eq!((dead.code, dead.stdout), (Some(1), format!("nobody holds {}\n", path.display())));
+    let dead = json_of(&world.insomnia(["scope", "who", "b", "--json"]).stdout);
+    assert_eq!((&dead["writer"], &dead["holders"][0]["alive"]), (&Value::Null, &json!(false)));
 }
 
 #[test]
