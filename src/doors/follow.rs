@@ -54,6 +54,8 @@ impl Style {
 pub(super) struct Follower {
     style: Style,
     in_line: bool,
+    /// Whether live events have told the item that comes next.
+    is_told: bool,
     spinner: Spinner,
     /// A directory that is left out where lines name what lies in it.
     pub(super) within: String,
@@ -84,6 +86,7 @@ impl Follower {
         Follower {
             style,
             in_line: false,
+            is_told: false,
             spinner: Spinner::new(matches!(style, Style::Text | Style::Talk)),
             within: String::new(),
             doing: (String::new(), Instant::now()),
@@ -166,22 +169,35 @@ impl Follower {
             }
             StreamEvent::Dropped { reason } => self.say(&format!("-- the stream ended: {reason}")),
             StreamEvent::Item(logged) => match &logged.item {
-                Item::Assistant(_) => self.end_line(),
                 Item::Input { text, from } => {
                     let from = from.as_ref().map_or("a person".to_owned(), |pod| format!("pod {pod}"));
                     self.say(&format!(">> {from}: {}", short(text)));
                 }
-                Item::Session { .. }
+                // They come while a reply streams, and no other event tells them.
+                Item::Session { .. } | Item::ModelError { .. } | Item::ModelSet { .. } => {}
+                item @ (Item::Assistant(_)
                 | Item::TurnStarted { .. }
                 | Item::Notification { .. }
                 | Item::ToolResult { .. }
-                | Item::ModelError { .. }
                 | Item::Compaction { .. }
-                | Item::ModelSet { .. }
-                | Item::TurnEnded { .. } => {}
+                | Item::TurnEnded { .. }) => self.show_item(item),
             },
             StreamEvent::Status { .. } => {}
         }
+        self.is_told |=
+            !matches!(event, StreamEvent::Item(_) | StreamEvent::Status { .. } | StreamEvent::Retry { .. });
+    }
+
+    /// An item of before the subscription has come alone and is shown from itself.
+    fn show_item(&mut self, item: &Item) {
+        if !self.is_told {
+            if let Item::Assistant(message) = item {
+                self.text(&message.text);
+            }
+            StreamEvent::telling(item).iter().for_each(|event| self.show_plainly(event));
+        }
+        self.end_line();
+        self.is_told = false;
     }
 
     fn answers(&self) -> bool {
@@ -203,7 +219,7 @@ impl Follower {
             self.spinner.clear();
             talk(text);
         }
-        self.in_line = !text.ends_with('\n');
+        self.in_line = !text.is_empty() && !text.ends_with('\n');
     }
 
     /// Ends a line of streaming text, so that what follows begins a new one.
@@ -226,6 +242,16 @@ impl Follower {
             talk_line(text);
         } else if self.style == Style::Show {
             self.answer(&format!("{text}\n"));
+        }
+    }
+
+    /// Says why the last turn did not finish, where no event has said it and no JSON tells it.
+    pub(super) fn say_failure(&self) {
+        let failed = self.last_end.as_ref().filter(|end| end.result != TurnResult::Finished);
+        if let Some(end) = failed.filter(|_| self.style == Style::Quiet) {
+            let (turn, result) = (end.turn, format!("{:?}", end.result).to_lowercase());
+            let why = end.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+            talk_line(&format!("turn {turn} {result}{why}"));
         }
     }
 

@@ -68,11 +68,7 @@ fn follow_root(machine: &Machine, given: &Given, root: &Address) -> Result<bool>
         None => lines_from_input(machine, &mut followed)?,
     };
     let follower = &mut followed.follower;
-    follower.end_line();
     let finished = follower.last_end.as_ref().is_none_or(|end| end.result == TurnResult::Finished);
-    if finished && over != Over::Ended && !follower.last_text.is_empty() {
-        follower.answer_last_text();
-    }
     match over {
         Over::HungUp => return Ok(true), // as --detach: the pods live on and nobody listens
         Over::Reached | Over::Interrupted if given.has("keep") => {
@@ -151,7 +147,7 @@ fn one_task(machine: &Machine, followed: &mut Followed, task: &str) -> Result<Ov
     let mut waiting_for = String::new();
     // Looked at when the root has become quiet, and while nothing comes. Two looks in a row must say so: a report
     // may be on its way from a pod that is quiet already to one that is about to wake.
-    followed.follow(move |follower, event| {
+    let over = followed.follow(move |follower, event| {
         let may_be_quiet = event.is_none_or(
             |event| matches!(event, StreamEvent::Status { status, .. } if *status != Status::Running),
         );
@@ -160,7 +156,17 @@ fn one_task(machine: &Machine, followed: &mut Followed, task: &str) -> Result<Ov
         }
         let first = look_at_tree(machine, &pod_id, follower, &mut waiting_for)?;
         Ok(first.is_some() && first == look_at_tree(machine, &pod_id, follower, &mut waiting_for)?)
-    })
+    })?;
+    let follower = &mut followed.follower;
+    follower.end_line();
+    if over == Over::Reached {
+        follower.say_failure();
+    }
+    let finished = follower.last_end.as_ref().is_none_or(|end| end.result == TurnResult::Finished);
+    if finished && over != Over::Ended && !follower.last_text.is_empty() {
+        follower.answer_last_text();
+    }
+    Ok(over)
 }
 
 /// Each line is a task; the next one is read when the tree is quiet.

@@ -271,29 +271,10 @@ impl Controller {
     }
 
     fn on_logged(&mut self, logged: LoggedItem) {
-        match &logged.item {
-            Item::TurnStarted { turn, cause } => {
-                self.show(StreamEvent::TurnStarted { turn: *turn, cause: *cause })
-            }
-            Item::Notification { text } => self.show(StreamEvent::Notification { text: text.clone() }),
-            Item::ToolResult { id, ok, text, .. } => {
-                self.show(StreamEvent::ToolResult { id: id.clone(), ok: *ok, text: text.clone() });
-            }
-            Item::Assistant(message) => {
-                self.in_flight_text.clear();
-                for call in message.tool_calls.clone() {
-                    self.show(StreamEvent::ToolCall { id: call.id, name: call.name, input: call.input });
-                }
-            }
-            Item::TurnEnded { turn, result, message } => {
-                self.in_flight_text.clear();
-                self.show(StreamEvent::TurnEnded { turn: *turn, result: *result, message: message.clone() });
-            }
-            Item::Compaction { summary, until, .. } => {
-                self.show(StreamEvent::Compaction { until: *until, summary: summary.clone() });
-            }
-            Item::Session { .. } | Item::Input { .. } | Item::ModelError { .. } | Item::ModelSet { .. } => {}
+        if matches!(logged.item, Item::Assistant(_) | Item::TurnEnded { .. }) {
+            self.in_flight_text.clear();
         }
+        StreamEvent::telling(&logged.item).into_iter().for_each(|event| self.show(event));
         self.published += 1;
         self.show(StreamEvent::Item(logged));
     }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::words::identity::{Life, Pid, PodId, PodName};
 use crate::words::limits::MAX_LINE_BYTES;
-use crate::words::message::{Cause, LoggedItem, TurnResult, Usage};
+use crate::words::message::{Cause, Item, LoggedItem, TurnResult, Usage};
 use crate::words::scope::Rule;
 
 /// Version of this protocol, told by `status`.
@@ -758,6 +758,30 @@ pub enum StreamEvent {
 }
 
 impl StreamEvent {
+    /// The events that tell an item beside its own `item` event. A reply's text is not among them: it comes in
+    /// pieces before the item is there.
+    #[must_use]
+    pub fn telling(item: &Item) -> Vec<StreamEvent> {
+        match item.clone() {
+            Item::TurnStarted { turn, cause } => vec![StreamEvent::TurnStarted { turn, cause }],
+            Item::Notification { text } => vec![StreamEvent::Notification { text }],
+            Item::ToolResult { id, ok, text, .. } => vec![StreamEvent::ToolResult { id, ok, text }],
+            Item::Assistant(message) => {
+                let calls = message.tool_calls.into_iter();
+                calls
+                    .map(|call| StreamEvent::ToolCall { id: call.id, name: call.name, input: call.input })
+                    .collect()
+            }
+            Item::TurnEnded { turn, result, message } => {
+                vec![StreamEvent::TurnEnded { turn, result, message }]
+            }
+            Item::Compaction { summary, until, .. } => vec![StreamEvent::Compaction { until, summary }],
+            Item::Session { .. } | Item::Input { .. } | Item::ModelError { .. } | Item::ModelSet { .. } => {
+                Vec::new()
+            }
+        }
+    }
+
     /// The event as one line, newline included.
     #[must_use]
     pub fn to_line(&self) -> String {
@@ -770,7 +794,6 @@ impl StreamEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::words::message::Item;
 
     fn life() -> Life {
         Life::new("0123456789abcdef0123456789abcdef").unwrap()

@@ -76,12 +76,25 @@ fn run_prints_events_as_json_and_fails_with_the_turn() {
 }
 
 #[test]
+fn a_failure_is_told_although_quiet() {
+    let error = || json!({ "error": { "status": 401, "message": "no such key" } });
+    let world = World::with_script(json!({ "main": [error(), error()] }));
+    let check = |words: &[&str]| {
+        let ran = world.insomnia(words);
+        assert_eq!((ran.code, ran.stdout.trim()), (Some(1), ""), "{words:?}");
+        assert!(ran.stderr.contains("no such key") && ran.stderr.lines().count() == 1, "{}", ran.stderr);
+    };
+    check(&["run", "--quiet", "--keep", "x"]);
+    check(&["send", "main", "x", "--wait", "--quiet"]);
+}
+
+#[test]
 fn run_without_a_task_takes_lines_from_its_input() {
     let world = World::with_script(json!({ "main": [{ "text": "one" }, { "text": "two" }] }));
     let program =
         world.program(env!("CARGO_BIN_EXE_insomnia"), ["run", "--quiet"]).input("first\n\nsecond\n");
     let ran = ran(program);
-    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "two\n"), "{}", ran.stderr);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "one\ntwo\n"), "{}", ran.stderr);
     assert_eq!(world.history("main").iter().filter(|item| item["type"] == "input").count(), 2);
 }
 
@@ -264,6 +277,50 @@ fn attach_follows_a_conversation_in_plain_lines() {
         }
     }
     assert!(text.contains("hello \\x1b[2Jthere") && !text.contains('\u{1b}'), "{text:?}");
+}
+
+#[test]
+fn attach_replays_the_conversation_and_goes_on_with_it_once() {
+    let write = json!({ "name": "WriteFile", "input": { "path": "a/x", "content": "1" } });
+    let world = World::with_script(json!({ "main": [
+        { "text": "first words", "tool_calls": [write] }, { "text": "old answer" }, { "text": "new answer" }] }));
+    world.start(&["--scope", "a:write"]);
+    world.turn("main", "go");
+    let attach = |words: &[&str], last: &str| {
+        let program = world.program(env!("CARGO_BIN_EXE_insomnia"), [&["attach", "main"], words].concat());
+        let mut attached = program.start(ErrorOutput::WithOutput).unwrap();
+        let (mut text, mut buffer) = (String::new(), [0; 4096]);
+        let mut asked = words.contains(&"--quiet");
+        while !text.contains(last) {
+            match attached.read(&mut buffer, None, Instant::now() + PATIENCE).unwrap() {
+                Output::Bytes(count) => text.push_str(&String::from_utf8_lossy(&buffer[..count])),
+                other => panic!("{other:?} after {text}"),
+            }
+            if text.contains("-- turn 1 finished") && !std::mem::replace(&mut asked, true) {
+                world.ok("main", "run", json!({ "input": "on" }));
+            }
+        }
+        text
+    };
+    let text = attach(&["--since", "0"], "-- turn 2 finished");
+    let mut rest = text.as_str();
+    for line in [
+        "-- turn 1 (run)",
+        ">> a person: go",
+        "first words",
+        "-> WriteFile",
+        "<- ",
+        "old answer",
+        "-- turn 1 finished",
+        "-- turn 2 (run)",
+        ">> a person: on",
+        "new answer",
+        "-- turn 2 finished",
+    ] {
+        assert_eq!(text.matches(line).count(), 1, "{line}: {text}");
+        rest = rest.split_once(line).unwrap_or_else(|| panic!("{line} is not in its place: {text}")).1;
+    }
+    assert_eq!(attach(&["--since", "0", "--quiet"], "new answer\n"), "first words\nold answer\nnew answer\n");
 }
 
 #[test]
