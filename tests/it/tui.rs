@@ -166,14 +166,14 @@ mod with_a_terminal {
         terminal.shows(&["to coder", "直しました。\\x1b[2Jテストも通ります。", "-- turn 1 finished"]);
         world.kill("coder");
         terminal.shows(&[
-            "coder, is lost: it ended without saying so",
-            "coder stopped",
+            "coder, ended without saying so",
+            " coder ended without saying so",
             "テストも通ります。",
         ]);
         terminal.keys(&["BTab", "BTab", "Up", "S"]);
         terminal.shows(&["stop pod main and every pod below it? y / n"]);
         terminal.keys(&["y"]);
-        terminal.shows(&["main stopped", "stopped: main"]);
+        terminal.shows(&["main has ended", "stopped: main"]);
         assert!(world.entry("main").is_none());
         terminal.keys(&["q"]);
         terminal.is_given_back("left 0");
@@ -219,7 +219,7 @@ mod with_a_terminal {
         world.signal("coder", "STOP");
         let terminal = Terminal::open(&world, (100, 30), &tui("coder"));
         terminal.shows(&["pods of coder", "> pod main: task of coder"]);
-        for shown in ["c cancel", "pods of coder", "main idle"] {
+        for shown in ["c cancel", "main idle"] {
             terminal.keys(&["Escape"]);
             terminal.shows(&[shown]);
         }

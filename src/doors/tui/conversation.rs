@@ -3,6 +3,7 @@
 //! Rows are counted once per line and width, in `settle`; a frame wraps only the lines that it shows.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use ratatui::text::Line;
 
@@ -301,23 +302,48 @@ impl Conversation {
         self.entries.len()
     }
 
-    /// Marks the next or previous line of this kind, shows it, and tells whether there is one.
+    fn is_hit(&self, entry: &Entry) -> bool {
+        let has = |text: &str| text.to_lowercase().contains(&self.needle);
+        !self.needle.is_empty() && (has(&entry.text) || has(&entry.inner))
+    }
+
+    /// Which hit is marked, counted from the first, and how many there are.
+    #[must_use]
+    pub fn hits(&self) -> (usize, usize) {
+        let end = self.marked.map_or(0, |marked| (marked + 1).saturating_sub(self.dropped));
+        let count = |lines| self.entries.iter().take(lines).filter(|entry| self.is_hit(entry)).count();
+        (count(end), count(self.entries.len()))
+    }
+
+    /// The lines in the window.
+    fn seen(&self) -> Range<usize> {
+        let top = self.top.unwrap_or(self.last_top());
+        let ends = self.entries.iter().scan(0, |row, entry| {
+            *row += entry.rows;
+            Some(*row)
+        });
+        let start = ends.clone().take_while(|end| *end <= top).count();
+        let begin_after = ends.take_while(|end| *end < top + self.height).count();
+        start..(begin_after + 1).min(self.entries.len())
+    }
+
+    /// Marks the next or previous line of this kind, from the mark where that is seen, else from what is seen;
+    /// shows it, and tells whether there is one.
     pub fn jump(&mut self, target: Target, forward: bool) -> bool {
-        let needle = &self.needle;
+        self.settle(self.width, self.height);
         let is_target = |entry: &Entry| match target {
             Target::Turn => entry.tone == Tone::Turn,
             Target::Call => !entry.inner.is_empty(),
-            Target::Hit => {
-                let has = |text: &str| text.to_lowercase().contains(needle);
-                !needle.is_empty() && (has(&entry.text) || has(&entry.inner))
-            }
+            Target::Hit => self.is_hit(entry),
         };
-        let from = self.marked.map(|marked| marked.saturating_sub(self.dropped));
+        let seen = self.seen();
+        let from = self.marked.and_then(|marked| marked.checked_sub(self.dropped));
+        let from = from.filter(|from| seen.contains(from));
         let found = if forward {
-            let first = from.map_or(0, |from| from + 1);
+            let first = from.map_or(seen.start, |from| from + 1);
             self.entries.iter().skip(first).position(is_target).map(|at| first + at)
         } else {
-            let end = from.unwrap_or(self.entries.len());
+            let end = from.unwrap_or(seen.end);
             self.entries.iter().take(end).rposition(is_target)
         };
         if let Some(at) = found {
@@ -472,9 +498,20 @@ mod tests {
         conversation.add(&said("news", vec![]));
         assert_eq!(rows(&mut conversation, 40, 2), ["answer 49", "テキスト 49"]);
         assert!(!conversation.follows() && conversation.jump(Target::Turn, false));
-        assert!(rows(&mut conversation, 40, 3).contains(&"-- turn 50 (run)".to_owned()));
+        assert_eq!(
+            rows(&mut conversation, 40, 1),
+            ["-- turn 49 (run)"],
+            "from what is seen, not from the end"
+        );
+        rows(&mut conversation, 40, 2);
+        conversation.scroll(-60);
+        assert!(conversation.jump(Target::Turn, true));
+        let row = rows(&mut conversation, 40, 2).concat();
+        assert!(row.contains("-- turn 29") || row.contains("-- turn 30"), "{row}");
+        conversation.scroll(isize::MAX);
         conversation.needle = "テキスト 7".into();
-        assert!(conversation.jump(Target::Hit, false) && !conversation.jump(Target::Hit, false));
+        assert!(conversation.jump(Target::Hit, false) && conversation.hits() == (1, 1));
+        assert!(!conversation.jump(Target::Hit, false));
         assert!(rows(&mut conversation, 40, 3).contains(&"テキスト 7".to_owned()));
         conversation.scroll(isize::MAX);
         assert_eq!(rows(&mut conversation, 40, 1), ["news"]);

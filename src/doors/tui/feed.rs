@@ -244,9 +244,9 @@ impl Follower {
             if !lives {
                 let how = match (was_heard, said_goodbye, interrupted) {
                     (true, true, _) | (false, _, false) => "has ended",
-                    (true, false, _) | (false, _, true) => "is lost: it ended without saying so",
+                    (true, false, _) | (false, _, true) => "ended without saying so",
                 };
-                return self.say(News::Gone(format!("{how}; this is its log")));
+                return self.say(News::Gone(how.to_owned()));
             }
             if !reason.is_empty() {
                 self.say(News::Silent(format!("not followed: {reason}")))?;

@@ -76,6 +76,7 @@ fn draw_talk(state: &State, area: Rect, frame: &mut Frame<'_>) {
             let what = match (chosen.trouble.as_str(), now.pod.detail.as_str()) {
                 ("", "") => now.pod.status.to_string(),
                 ("", detail) => format!("{}: {}", now.pod.status, shown(detail)),
+                (how, _) if chosen.is_gone => format!("{how}; this is its log"),
                 (trouble, _) => trouble.to_owned(),
             };
             let more = if state.conversation.follows() { "" } else { ", more below" };
@@ -104,7 +105,11 @@ fn draw_input(state: &State, area: Rect, frame: &mut Frame<'_>) {
 fn draw_foot(state: &State, area: Rect, frame: &mut Frame<'_>) {
     let (text, tone) = match (&state.over, state.told.as_str(), state.focus) {
         (Over::Question(row, tree), ..) => {
-            let below = if *tree { " and every pod below it" } else { ", not those below it" };
+            let below = match (state.table.children(&row.pod.pod_id).next(), tree) {
+                (None, _) => "",
+                (Some(_), true) => " and every pod below it",
+                (Some(_), false) => ", not those below it",
+            };
             (format!("stop pod {}{below}? y / n", row.pod.pod_id), Tone::Marked)
         }
         (Over::Search(needle), ..) => (format!("search: {}", shown(needle)), Tone::Strong),
@@ -328,17 +333,13 @@ mod tests {
             ] {
                 assert!(lines.contains(line), "{line}: {lines}");
             }
-            press(&mut state, KeyCode::Esc);
-            press(&mut state, KeyCode::Esc);
+            (0..3).for_each(|_| drop(press(&mut state, KeyCode::Esc)));
+            assert!(frame(&mut state)[0].starts_with(" root pods ──"), "Esc goes back to all root pods");
             press(&mut state, KeyCode::Char('/'));
             "直し".chars().for_each(|c| drop(press(&mut state, KeyCode::Char(c))));
             assert_eq!(frame(&mut state).last().unwrap(), "search: 直し");
             press(&mut state, KeyCode::Enter);
-            assert_eq!(
-                frame(&mut state).last().unwrap().chars().next(),
-                Some('c'),
-                "found: the keys are shown again"
-            );
+            assert_eq!(frame(&mut state).last().unwrap(), "\"直し\": 1 of 1");
             press(&mut state, KeyCode::Char('n'));
             assert_eq!(frame(&mut state).last().unwrap(), "\"直し\" is not found above");
         }
@@ -348,10 +349,10 @@ mod tests {
     fn only_a_yes_stops_a_pod() {
         for (key, tree) in [('s', false), ('S', true)] {
             let mut state = opened(SIZES[0]);
-            for code in [KeyCode::Esc, KeyCode::Esc, KeyCode::Down, KeyCode::Char(key)] {
+            for code in [KeyCode::Tab, KeyCode::Down, KeyCode::Char(key)] {
                 press(&mut state, code);
             }
-            assert!(frame(&mut state).last().unwrap().starts_with("stop pod coder"));
+            assert_eq!(frame(&mut state).last().unwrap(), "stop pod coder? y / n", "nobody is below it");
             assert!(press(&mut state, KeyCode::Enter).is_empty());
             press(&mut state, KeyCode::Char(key));
             assert_eq!(
@@ -384,23 +385,39 @@ mod tests {
     #[test]
     fn a_pod_that_ends_stays_readable_and_takes_no_text() {
         let mut state = opened(SIZES[0]);
-        let gone = News::Gone("is lost: it ended without saying so; this is its log".into());
+        let gone = News::Gone("ended without saying so".into());
         state.handle_event(Event::News { choice: 1, news: gone });
         state.handle_event(surveyed(family().into_iter().skip(1).collect(), Some("main")));
         press(&mut state, KeyCode::Char('x'));
         assert!(press(&mut state, KeyCode::Enter).is_empty());
         let text = frame(&mut state).join("\n");
         for part in [
-            "main, is lost: it ended",
-            "main stopped has ended",
+            "main, ended without saying so",
+            "main ended without say",
             "はい、今",
             "pod main has ended; \"insomnia resume main\"",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        press(&mut state, KeyCode::Esc);
+        assert!(press(&mut state, KeyCode::Char('r')).is_empty());
+        assert_eq!(state.told, "pod main has ended; \"insomnia resume main\" starts it again");
+        press(&mut state, KeyCode::Backspace);
         let late = News::Silent("of an earlier choice".into());
         state.handle_event(Event::News { choice: 0, news: late });
         assert!(!frame(&mut state).join("").contains("earlier"));
+    }
+
+    #[test]
+    fn a_draft_is_never_sent_to_another_pod() {
+        let mut state = opened(SIZES[0]);
+        for code in [KeyCode::Char('x'), KeyCode::Tab, KeyCode::Down, KeyCode::Enter] {
+            press(&mut state, code);
+        }
+        assert_eq!(frame(&mut state)[22], ">");
+        assert!(press(&mut state, KeyCode::Enter).is_empty());
+        press(&mut state, KeyCode::Up);
+        assert_eq!(state.input.text(), "x");
     }
 
     #[test]

@@ -288,7 +288,11 @@ impl State {
         let found = self.conversation.jump(target, forward);
         let way = if forward { "below" } else { "above" };
         self.told = match (found, target) {
-            (true, _) => String::new(),
+            (true, Target::Hit) => {
+                let (at, all) = self.conversation.hits();
+                format!("\"{}\": {at} of {all}", harmless_line(&self.conversation.needle))
+            }
+            (true, Target::Turn | Target::Call) => String::new(),
             (false, Target::Hit) => {
                 format!("\"{}\" is not found {way}", harmless_line(&self.conversation.needle))
             }
@@ -309,15 +313,16 @@ impl State {
             (KeyCode::Up | KeyCode::Char('k'), Focus::Tree) => self.tree.move_by(-1),
             (KeyCode::Down | KeyCode::Char('j'), Focus::Tree) => self.tree.move_by(1),
             (KeyCode::Enter, Focus::Tree) => return self.choose(),
-            (KeyCode::Esc | KeyCode::Backspace | KeyCode::Left, Focus::Tree) => {
-                return self.show_tree_of(None);
-            }
+            (KeyCode::Backspace | KeyCode::Left, Focus::Tree) => return self.show_tree_of(None),
             (KeyCode::Up | KeyCode::Char('k'), _) => self.conversation.scroll(-1),
             (KeyCode::Down | KeyCode::Char('j'), _) => self.conversation.scroll(1),
             (KeyCode::Home | KeyCode::Char('g'), _) => self.conversation.scroll(isize::MIN),
             (KeyCode::End | KeyCode::Char('G'), _) => self.conversation.scroll(isize::MAX),
             (KeyCode::Enter | KeyCode::Char('i'), _) => self.focus = Focus::Input,
-            (KeyCode::Esc, _) => self.focus = Focus::Tree,
+            (KeyCode::Esc, _) => {
+                self.focus = Focus::Tree;
+                return self.show_tree_of(None);
+            }
             (KeyCode::Char('q'), _) => self.is_over = true,
             (KeyCode::Char('?'), _) => self.over = Over::Page(Page::Help, 0),
             (KeyCode::Char('w'), _) => self.over = Over::Page(Page::Scope, 0),
@@ -402,6 +407,11 @@ impl State {
         self.conversation = Conversation::default();
         self.focus = Focus::Input;
         self.told.clear();
+        let is_other = self.chosen.as_ref().is_some_and(|chosen| chosen.row.pod.pod_id != row.pod.pod_id);
+        if is_other && !self.input.text().is_empty() {
+            self.input.take(); // a draft belongs to its pod
+            self.told = "what was typed for the other pod is in the history: Up".into();
+        }
         self.chosen = Some(Chosen { row: row.clone(), trouble: String::new(), is_gone: false });
         Effect::Follow(Box::new(row), self.choice)
     }
@@ -413,8 +423,7 @@ impl State {
         };
         let row = Box::new(row.clone());
         if *is_gone {
-            let pod = &row.pod.pod_id;
-            self.told = format!("pod {pod} has ended; \"insomnia resume {pod}\" starts it again");
+            self.told = starts_again(&row);
         } else if !self.input.text().trim().is_empty() && !self.is_busy() {
             let input = self.input.take();
             self.conversation.scroll(isize::MAX);
@@ -425,6 +434,11 @@ impl State {
 
     fn ask(&mut self, method: Method) -> Vec<Effect> {
         let Some(row) = self.target().cloned() else { return Vec::new() };
+        let is_gone = self.chosen.as_ref().is_some_and(|chosen| chosen.is_gone && chosen.row == row);
+        if method == Method::Resume && (is_gone || row.pod.status == Status::Stopped) {
+            self.told = starts_again(&row);
+            return Vec::new();
+        }
         self.begin(Effect::Ask(Box::new(row), method))
     }
 
@@ -444,6 +458,11 @@ impl State {
         }
         is_busy
     }
+}
+
+fn starts_again(row: &Row) -> String {
+    let pod = &row.pod.pod_id;
+    format!("pod {pod} has ended; \"insomnia resume {pod}\" starts it again")
 }
 
 fn next(focus: Focus) -> Focus {

@@ -46,9 +46,19 @@ impl Tree {
     pub fn update(&mut self, mut found: Vec<Row>) {
         self.is_known = true;
         let chosen = self.selected().map(|row| row.pod.pod_id.clone());
+        // How a pod ended is known from its stream; a survey only knows that it did.
+        let how = |pod: &KnownPod| match self.get(&pod.pod_id) {
+            Some(Row { pod, .. }) if pod.status == Status::Stopped && !pod.detail.is_empty() => {
+                pod.detail.clone()
+            }
+            Some(_) | None => "has ended".into(),
+        };
+        for row in found.iter_mut().filter(|row| row.pod.status == Status::Stopped) {
+            row.pod.detail = how(&row.pod);
+        }
         let gone = |(_, row): &(usize, Row)| {
             let is_there = found.iter().any(|new| new.pod.pod_id == row.pod.pod_id);
-            let pod = KnownPod { status: Status::Stopped, detail: "has ended".into(), ..row.pod.clone() };
+            let pod = KnownPod { status: Status::Stopped, detail: how(&row.pod), ..row.pod.clone() };
             (!is_there).then(|| Row { pod, life: row.life.clone() })
         };
         let mut ended: Vec<Row> = self.rows.iter().filter_map(gone).collect();
@@ -124,8 +134,11 @@ impl Tree {
             let mark = if Some(&pod.pod_id) == opened { '*' } else { ' ' };
             let doubt = if pod.answers || is_lost { "" } else { "?" };
             let since = if pod.since == 0 || is_lost { String::new() } else { ago(pod.since, now_seconds) };
-            let status = format!("{}{doubt} {since}", pod.status);
-            let head = format!("{mark}{indent}{} {} {}", pod.pod_id, status.trim_end(), shown(&pod.detail));
+            let status = match pod.status {
+                Status::Stopped => String::new(), // the detail tells how
+                status => format!("{status}{doubt} {since}").trim_end().to_owned() + " ",
+            };
+            let head = format!("{mark}{indent}{} {status}{}", pod.pod_id, shown(&pod.detail));
             lines.push(Line::styled(fit(head.trim_end(), width), paint.of(tone)));
             let words = harmless_line(&pod.last_response);
             let below = format!(" {indent}  {} {words}", short_scope(&pod.scope));
