@@ -136,7 +136,9 @@ impl Tree {
             let since = if pod.since == 0 || is_lost { String::new() } else { ago(pod.since, now_seconds) };
             let status = match pod.status {
                 Status::Stopped => String::new(), // the detail tells how
-                status => format!("{status}{doubt} {since}").trim_end().to_owned() + " ",
+                status @ (Status::Running | Status::Idle | Status::Paused) => {
+                    format!("{status}{doubt} {since}").trim_end().to_owned() + " "
+                }
             };
             let head = format!("{mark}{indent}{} {status}{}", pod.pod_id, shown(&pod.detail));
             lines.push(Line::styled(fit(head.trim_end(), width), paint.of(tone)));
