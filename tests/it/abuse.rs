@@ -70,9 +70,16 @@ fn u07_whoever_abuses_the_socket_keeps_nobody_waiting_and_takes_no_memory() {
                     let millis = u64::try_from(asked.elapsed().as_millis()).unwrap();
                     longest.fetch_max(millis, Ordering::SeqCst);
                     peak.fetch_max(memory_kib(pid, "VmRSS"), Ordering::SeqCst);
-                    // Some have given their place back and are about to end.
-                    let threads = threads_named(pid, "connection");
-                    assert!(threads <= 64 + 16, "{name}: {threads} threads");
+                    // Some have given their place back and are about to end, which takes a moment.
+                    let is_bounded = || threads_named(pid, "connection") <= 64;
+                    let pause = || std::thread::sleep(Duration::from_millis(1));
+                    assert!(
+                        (0..100).any(|_| is_bounded() || {
+                            pause();
+                            false
+                        }),
+                        "{name}: too many threads"
+                    );
                     std::thread::sleep(Duration::from_millis(5));
                 }
             });

@@ -75,7 +75,7 @@ S07 read-only undone from inside
 S08 a socket behind a read-only directory
     shell::every_attempt_of_the_battery_comes_out_as_wanted_at_level_1
 S09 a sandbox that cannot start
-    shell::s09_where_namespaces_are_refused_root_has_no_shell_and_is_told_why
+    shell::s09_where_nothing_can_confine_there_is_no_shell_and_everybody_is_told_why
     shell::s09_where_namespaces_are_refused_an_ordinary_user_has_the_reduced_level
     shell::s09_inside_its_own_shell_a_pod_is_confined_or_says_why_not
     shell::a_call_that_fails_during_the_set_up_never_runs_the_command_unconfined

@@ -246,6 +246,10 @@ mod with_a_terminal {
         terminal.shows(&["coder, has ended; this is its log", "直しました。", "this pod has ended"]);
         terminal.keys(&["x", "Enter"]);
         terminal.shows(&["pod coder has ended; \"insomnia resume coder\" starts it again"]);
+        terminal.keys(&["Escape"]);
+        terminal.shows(&["c cancel"]);
+        terminal.keys(&["r"]);
+        terminal.shows(&["pod coder has ended; \"insomnia resume coder\" starts it again"]);
     }
 
     #[test]

@@ -132,15 +132,12 @@ impl Tree {
             };
             let indent = " ".repeat((*depth).min(8));
             let mark = if Some(&pod.pod_id) == opened { '*' } else { ' ' };
-            let doubt = if pod.answers || is_lost { "" } else { "?" };
-            let since = if pod.since == 0 || is_lost { String::new() } else { ago(pod.since, now_seconds) };
-            let status = match pod.status {
-                Status::Stopped => String::new(), // the detail tells how
-                status @ (Status::Running | Status::Idle | Status::Paused) => {
-                    format!("{status}{doubt} {since}").trim_end().to_owned() + " "
-                }
-            };
-            let head = format!("{mark}{indent}{} {status}{}", pod.pod_id, shown(&pod.detail));
+            let doubt = if pod.answers { "" } else { "?" };
+            let since = if pod.since == 0 { String::new() } else { ago(pod.since, now_seconds) };
+            let status = format!("{}{doubt} {since}", pod.status);
+            let status = if is_lost { "" } else { status.trim_end() }; // the detail tells how it ended
+            let gap = if is_lost { "" } else { " " };
+            let head = format!("{mark}{indent}{} {status}{gap}{}", pod.pod_id, shown(&pod.detail));
             lines.push(Line::styled(fit(head.trim_end(), width), paint.of(tone)));
             let words = harmless_line(&pod.last_response);
             let below = format!(" {indent}  {} {words}", short_scope(&pod.scope));
