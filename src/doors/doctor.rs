@@ -13,7 +13,7 @@ use crate::doors::list;
 use crate::doors::terminal::{reply, table};
 use crate::store::manifest::{self, Manifest, ProviderKind, SandboxSetting, Source};
 use crate::store::paths::Directories;
-use crate::store::{life, session};
+use crate::store::{instruction, life, session};
 use crate::sys::confine::View;
 use crate::sys::process::{ErrorOutput, Program};
 use crate::wire::launch::pod_command;
@@ -79,7 +79,10 @@ pub(super) fn run(given: &Given) -> Result<bool> {
 }
 
 fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
-    let machine = Machine::of(directories.clone());
+    // The shortest socket tells whether any fits, before the directory is made.
+    let shortest = PodId::new("p").map_err(|error| Error::told(error.to_string()));
+    let fits = shortest.and_then(|shortest| directories.socket(&shortest));
+    let machine = fits.and_then(|_| Machine::of(directories.clone()));
     let runtime = format!("\"{}\": {}", directories.runtime.display(), directories.runtime_reason);
     let runtime = machine.as_ref().map(|_| runtime);
     let own = "give INSOMNIA_RUNTIME_DIR a directory of your own with mode 0700 on a local disk";
@@ -115,7 +118,25 @@ fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
     });
     let mend = "correct that file; README lists the keys under \"Settings\"";
     let build = "put \"pod\" beside \"insomnia\", or correct INSOMNIA_POD_COMMAND or \"pod_command\"";
-    let allow = "pods work without the tool Shell; README says under \"What the model can do\" what it needs";
+    let allow = match settings.shell.sandbox {
+        SandboxSetting::Off => {
+            "delete \"shell.sandbox\" from your manifest to confine what the tool Shell runs"
+        }
+        _ => {
+            "Shell is reduced or off, all else works; README says under \"What the model can do\" what it needs"
+        }
+    };
+    let choose = match kind {
+        None => "set what is missing; \"insomnia demo\" runs without it",
+        Some(ProviderKind::Anthropic | ProviderKind::Openai) => {
+            "set the variable with the key, or correct \"provider\" in your manifest"
+        }
+        Some(ProviderKind::Script) => "correct the file of replies, or \"provider.file\" in your manifest",
+        Some(ProviderKind::Command) => "correct \"provider.command\" in your manifest",
+    };
+    let instruction = instruction::resolve(&settings.instruction, &directories.config, current)
+        .map(|_| format!("\"{}\"", settings.instruction));
+    let is_known = is_valid.is_ok();
     let files = files.map_err(|error| error.to_string());
     let files = files.and_then(|files| left_out.map(|left_out| [vec![files], left_out].concat().join("; ")));
     findings.extend([
@@ -124,8 +145,12 @@ fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
         Finding::new("sandbox", sandbox(&settings), "note", allow),
         Finding::new("curl", version("curl"), if needs_curl { "fault" } else { "note" }, "install curl"),
         Finding::new("grep", version("grep"), "note", "install grep, or the tool SearchFiles fails"),
-        Finding::new("provider", provider, "fault", "set what is missing; \"insomnia demo\" runs without it"),
     ]);
+    if is_known {
+        let name = "write that file, or correct \"instruction\" in the manifest";
+        findings.push(Finding::new("instruction", instruction, "fault", name));
+        findings.push(Finding::new("provider", provider, "fault", choose));
+    }
     findings
 }
 

@@ -85,8 +85,14 @@ fn doctor_finds_each_fault_and_says_what_to_do() {
     check(&[], 0, "manifests", "ok", &order);
     std::fs::write(&project, "{\"limits\":\n{\"steps\":\"many\"}}").unwrap();
     check(&[], 1, "manifests", "fault", "line 2, key \"limits.steps\"");
+    assert_eq!(world.insomnia(["doctor"]).stdout.matches("\nfault").count(), 1, "one fault is told once");
+    let long = world.path(&"d".repeat(100));
+    check(&[("INSOMNIA_RUNTIME_DIR", long.to_str().unwrap())], 1, "runtime directory", "fault", "103");
+    assert!(!long.exists());
     std::fs::remove_file(&project).unwrap();
 
+    world.manifest(json!({ "instruction": "nowhere.md" }));
+    check(&[], 1, "instruction", "fault", "nowhere.md");
     world.manifest(json!({ "provider": { "kind": "openai", "base_url": "http://127.0.0.1:1/v1" } }));
     check(&[("OPENAI_API_KEY", "sk-0123456789abcdef")], 0, "provider", "ok", "variable OPENAI_API_KEY");
     check(&[("PATH", "/nowhere")], 1, "curl", "fault", "cannot run");
