@@ -199,7 +199,7 @@ pub(super) fn stop(machine: &Machine, given: &Given) -> Result<bool> {
         Err((pod_id, error)) => json!({ "pod_id": pod_id, "error": error }),
     };
     let line = |one: &Result<Stopped, (PodId, String)>| match one {
-        Ok(stopped) => describe_stop(stopped, given),
+        Ok(stopped) => describe_stop(stopped, target.delegated_from.as_ref(), given),
         Err((pod_id, error)) => format!("pod {pod_id} is not stopped: {error}"),
     };
     let rows: Vec<Value> = outcome.iter().map(row).collect();
@@ -207,7 +207,7 @@ pub(super) fn stop(machine: &Machine, given: &Given) -> Result<bool> {
     Ok(outcome.iter().all(Result::is_ok))
 }
 
-fn describe_stop(stopped: &Stopped, given: &Given) -> String {
+fn describe_stop(stopped: &Stopped, spawner: Option<&PodId>, given: &Given) -> String {
     let how = match stopped.how {
         stop::End::Graceful => "ended",
         stop::End::Killed if given.has("kill") => "was killed",
@@ -218,7 +218,8 @@ fn describe_stop(stopped: &Stopped, given: &Given) -> String {
     let scope = if scope.is_empty() {
         "it held no write scope".to_owned()
     } else {
-        format!("{} is free", scope.join(", "))
+        let now = spawner.map_or("is free".to_owned(), |spawner| format!("is back with pod {spawner}"));
+        format!("{} {now}", scope.join(", "))
     };
     let mut text = format!("pod {} {how}; {scope}", stopped.pod_id);
     // With the tree they are stopped next.

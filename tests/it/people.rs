@@ -249,6 +249,10 @@ fn stop_takes_the_tree_along_and_names_survivors_without() {
     let stopped = world.insomnia(["stop", "main"]);
     assert!(stopped.stdout.contains("pod kid lives on and keeps"), "{}", stopped.stdout);
     assert!(world.insomnia(["stop", "kid", "--kill", "--json"]).stdout.contains("killed"));
+    world.start(&["--scope", ".:write"]);
+    world.turn("main", "go");
+    let back = world.insomnia(["stop", "kid"]).stdout;
+    assert!(back.contains("is back with pod main"), "{back}");
 
     let world = World::with_script(script);
     world.start(&["--scope", ".:write"]);
