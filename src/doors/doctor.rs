@@ -134,9 +134,11 @@ fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
         Some(ProviderKind::Script) => "correct the file of replies, or \"provider.file\" in your manifest",
         Some(ProviderKind::Command) => "correct \"provider.command\" in your manifest",
     };
-    let instruction = instruction::resolve(&settings.instruction, &directories.config, current)
-        .map(|_| format!("\"{}\"", settings.instruction));
-    let is_known = is_valid.is_ok();
+    let (name, hidden) = (&settings.instruction, directories.hidden(settings.provider.api_key_file.as_ref()));
+    let mut left_aside = Vec::new();
+    let instruction = instruction::resolve(name, &directories.config, current, &hidden, &mut left_aside)
+        .map(|_| [vec![format!("\"{name}\"")], left_aside].concat().join("; "));
+    let is_known = left_out.is_ok();
     let files = files.map_err(|error| error.to_string());
     let files = files.and_then(|files| left_out.map(|left_out| [vec![files], left_out].concat().join("; ")));
     findings.extend([

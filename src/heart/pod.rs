@@ -209,7 +209,7 @@ fn register(
             (resumed.entry, resumed.lost)
         } else {
             let entry = root(table.free_id(&name), name, scope_allow)?;
-            let refused = |refusal| Error::told(format!("cannot start pod \"{}\": {refusal}", entry.name));
+            let refused = |refusal| Error::told(format!("cannot start pod \"{}\": {refusal}", entry.pod_id));
             table.register(entry.clone(), &manifest.limits).map_err(refused)?;
             (entry, Vec::new())
         };
