@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use insomnia::store::life;
 use insomnia::store::paths::RuntimeDirectory;
+use insomnia::sys::file;
 use insomnia::sys::process::{self, ErrorOutput, Program};
 use insomnia::words::identity::Life;
 
@@ -284,10 +285,33 @@ impl World {
         wait_until("the killed process is gone", || !lives(pid));
     }
 
-    /// Sends a signal by name to a pod, such as `STOP`, `CONT` or `TERM`.
+    /// Sends a signal by name to a pod, such as `STOP`, `CONT` or `TERM`. One that is stopped does not hold the lock.
     pub fn signal(&self, pod_id: &str, signal: &str) {
-        let ran = self.run("kill", [format!("-{signal}"), self.pid(pod_id).to_string()]);
-        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let pid = self.pid(pod_id);
+        let send = |signal: &str| {
+            let ran = self.run("kill", [format!("-{signal}"), pid.to_string()]);
+            assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        };
+        let stands_still = || {
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            let mut stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+            stats.all(|stat| {
+                stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['T', 't']))
+            })
+        };
+        let is_locked = || {
+            let opened = std::fs::File::open(self.runtime().join("scope.lock"));
+            opened.is_ok_and(|opened| matches!(file::try_lock_exclusive(opened), Ok(Err(_))))
+        };
+        let stops_with_the_lock = || {
+            wait_until("it stands still", stands_still);
+            is_locked()
+        };
+        send(signal);
+        while signal == "STOP" && stops_with_the_lock() {
+            send("CONT");
+            send("STOP");
+        }
     }
 
     /// Every process whose environment names this world's runtime directory.
