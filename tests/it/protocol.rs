@@ -428,7 +428,7 @@ fn a_subscription_from_any_cursor_in_mid_turn_brings_each_item_once() {
     let step =
         |text: &str| json!({ "text": text, "tool_calls": [call("ListFiles", json!({}))], "delay_ms": 3 });
     let mut replies: Vec<Value> = (0..30).map(|n| step(&format!("step number {n}"))).collect();
-    replies.push(json!({ "text": "the end of it all" }));
+    replies.push(json!({ "text": "the end of it all", "delay_ms": 2000 })); // so that each stream begins before the end
     let world = main_pod(json!(replies));
     world.ok("main", "run", json!({ "input": "go" }));
     let mut streams = Vec::new();
