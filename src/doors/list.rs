@@ -14,7 +14,7 @@ use crate::doors::terminal::{ago, answers_to_a_person, reply, table, talk_line, 
 use crate::store::life::{self, Holding};
 use crate::store::manifest;
 use crate::store::session::{self, Session};
-use crate::sys::clock;
+use crate::sys::{clock, file};
 use crate::tools::survey;
 use crate::words::allocation::{Allocation, AllocationTable};
 use crate::words::error::{Error, Result};
@@ -192,7 +192,8 @@ pub(super) fn ended_sessions(machine: &Machine, age_seconds_min: u64) -> Result<
                     && (at == 0 || survey::session_folder(state, id, life).as_ref() == Some(&folder))
             };
             // What a link leads to is not ours to remove.
-            let is_ours = is_real_directory(&state.join(pod_id.as_str())) && is_real_directory(&folder);
+            let is_ours =
+                file::is_real_directory(&state.join(pod_id.as_str())) && file::is_real_directory(&folder);
             let history = std::fs::symlink_metadata(session::history_path(&folder));
             let Some(history) = history.ok().filter(|_| is_ours) else { continue };
             let age_seconds = clock::now_seconds().saturating_sub(written_last(&folder).unwrap_or_default());
@@ -279,15 +280,11 @@ pub(super) fn prune(machine: &Machine, given: &Given) -> Result<bool> {
 fn make_private(path: &Path) -> Result<()> {
     let made = std::fs::DirBuilder::new().mode(0o700).create(path);
     match made {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists && is_real_directory(path) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && file::is_real_directory(path) => Ok(()),
         made => {
             made.map_err(|source| Error::io(format!("put sessions aside in \"{}\"", path.display()), source))
         }
     }
-}
-
-fn is_real_directory(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
 
 /// An age such as `12h` or `30d`.

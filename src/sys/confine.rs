@@ -224,7 +224,8 @@ fn make_private() -> io::Result<()> {
     let links: Vec<_> = fs::read_dir(SERVICES).into_iter().flatten().flatten().filter(is_link).collect();
     let links: Vec<_> =
         links.iter().filter_map(|link| Some((link.path(), fs::read_link(link.path()).ok()?))).collect();
-    for place in PRIVATE.into_iter().chain([SERVICES]).filter(|path| is_real_directory(Path::new(path))) {
+    for place in PRIVATE.into_iter().chain([SERVICES]).filter(|path| file::is_real_directory(Path::new(path)))
+    {
         mount_empty(Path::new(place), MsFlags::empty(), PRIVATE_OPTIONS)?;
     }
     for (path, target) in links {
@@ -235,10 +236,6 @@ fn make_private() -> io::Result<()> {
         fs::write(path, text)?;
     }
     Ok(())
-}
-
-fn is_real_directory(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
 
 /// Denials come last, the deeper ones after the others. Each directory between what is writable and what is
@@ -259,7 +256,7 @@ fn deny(view: &View) -> io::Result<()> {
             .map_err(|error| told(format!("protect \"{}\"", path.display()), error))?;
     }
     for path in hidden() {
-        if is_real_directory(path) {
+        if file::is_real_directory(path) {
             mount_empty(path, MsFlags::MS_RDONLY, "size=4k,mode=755")?;
         } else {
             // Without devices it cannot even be opened, so that nothing seems to succeed.

@@ -25,6 +25,12 @@ pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     Ok(nix::fcntl::open(path, flags, Mode::empty())?)
 }
 
+/// Whether a directory itself has this name, and no link to one.
+#[must_use]
+pub fn is_real_directory(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
+}
+
 /// Opens the directory that `path` leads to, links followed, as a descriptor that is only a place.
 ///
 /// # Errors
