@@ -3,6 +3,7 @@
 //! Runs on a thread of its own and owns the conversation meanwhile. Everything is appended to the history before
 //! it is sent or run, and told to the controller after that. What could not be appended is given back.
 
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -29,6 +30,8 @@ pub struct Worker {
     toolbox: Toolbox,
     instruction: String,
     conversation: Conversation,
+    /// What instruction and tools take in each request; counted once, at the first need.
+    other_bytes: OnceCell<usize>,
 }
 
 /// Tokens of a context where the settings do not say.
@@ -80,7 +83,7 @@ impl Worker {
     pub fn new(context: Arc<PodContext>, provider: Provider, instruction: String) -> Result<Worker> {
         let conversation = context.session.conversation()?;
         let toolbox = Toolbox::new(Arc::clone(&context));
-        Ok(Worker { context, provider, toolbox, instruction, conversation })
+        Ok(Worker { context, provider, toolbox, instruction, conversation, other_bytes: OnceCell::new() })
     }
 
     /// Runs one turn to its end, and logs the end. What is still in `opening` then has not been heard.
@@ -190,8 +193,10 @@ impl Worker {
 
     /// Bytes of what every request has beside the conversation.
     fn other_bytes(&self) -> usize {
-        self.instruction.len()
-            + self.toolbox.specs().iter().map(|spec| json!(spec).to_string().len()).sum::<usize>()
+        *self.other_bytes.get_or_init(|| {
+            let specs = self.toolbox.specs().iter().map(|spec| json!(spec).to_string().len());
+            self.instruction.len() + specs.sum::<usize>()
+        })
     }
 
     fn tokens(&self) -> usize {
