@@ -42,7 +42,7 @@ use crate::words::message::Item;
 use crate::words::protocol::{PodEvent, Sender};
 use crate::words::scope::Rule;
 
-/// How long those who stream events get for the last ones when the pod has ended.
+/// How long those who have asked, or stream events, get for what is still to be written when the pod has ended.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// What a pod is started with.
@@ -312,7 +312,7 @@ impl Registered {
             registry: Registry::open(state_dir)?,
             events: EventSender::new(own.clone(), callback, lock.clone()),
             ending: AtomicBool::new(false),
-            streams: AtomicUsize::new(0),
+            answering: AtomicUsize::new(0),
             own,
             spawner,
             directory,
@@ -453,7 +453,7 @@ impl Pod {
         say_goodbye(&self.context);
         // Their threads die with the process; one that does not read may not hold the end up for long.
         let last_words = Instant::now() + LAST_WORDS;
-        while self.context.streams.load(Ordering::SeqCst) > 0 && Instant::now() < last_words {
+        while self.context.answering.load(Ordering::SeqCst) > 0 && Instant::now() < last_words {
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -187,6 +187,22 @@ impl Slot {
         Ok(())
     }
 
+    /// Does what is asked and sends the reply. A few at a time may have a page.
+    fn answer(&self, stream: &mut UnixStream, context: &PodContext, request: Request) {
+        let is_page = matches!(request.method, Method::GetHistory { .. } | Method::ReadOutput { .. });
+        let begun = match is_page {
+            true => self.begin(&self.slots.pages.0, |waits_for| matches!(waits_for, Peer::Reads(_))),
+            false => Ok(()),
+        };
+        if let Err(busy) = begun {
+            return self.write_reply(stream, Reply::Error(busy));
+        }
+        self.write_reply(stream, answer(context, request));
+        if is_page {
+            let _ = self.slots.pages.1.try_recv(); // ours, or one as good
+        }
+    }
+
     /// Sends a reply. A client that does not read counts as one that lets us wait.
     fn write_reply(&self, stream: &mut UnixStream, reply: Reply) {
         let line = reply.to_line();
@@ -267,24 +283,16 @@ fn connection(mut stream: UnixStream, context: &PodContext, slot: &Slot) {
             Err(WireError::new(ErrorCode::BadRequest, reason))
         }
     };
+    // From here on the end of the pod waits for us: who asks it to end is told that it will.
+    context.answering.fetch_add(1, Ordering::SeqCst);
     match request.and_then(|request| admit(context, request)) {
         Ok(Request { method: Method::Subscribe { since }, .. }) => {
             stream_events(stream, lines, context, slot, since)
         }
-        Ok(request) => {
-            let is_page = matches!(request.method, Method::GetHistory { .. } | Method::ReadOutput { .. });
-            if is_page
-                && let Err(busy) = slot.begin(&slot.slots.pages.0, |waits| matches!(waits, Peer::Reads(_)))
-            {
-                return slot.write_reply(&mut stream, Reply::Error(busy));
-            }
-            slot.write_reply(&mut stream, answer(context, request));
-            if is_page {
-                let _ = slot.slots.pages.1.try_recv(); // ours, or one as good
-            }
-        }
+        Ok(request) => slot.answer(&mut stream, context, request),
         Err(refusal) => slot.write_reply(&mut stream, Reply::Error(refusal)),
     }
+    context.answering.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// The one place that decides whether a request is for this life, and whether its sender may ask it.
@@ -488,14 +496,12 @@ fn stream_events(
     };
     let cursor = reply.cursor;
     slot.write_reply(&mut stream, Reply::from(Ok::<_, WireError>(reply)));
-    context.streams.fetch_add(1, Ordering::SeqCst);
     let reason = replay(&mut stream, context, cursor, logged_until)
         .and_then(|()| follow(&mut stream, lines, context, &events));
     if let Err(Some(reason)) = reason {
         let line = StreamEvent::Dropped { reason }.to_line();
         let _ = socket::write_by(&mut stream, line.as_bytes(), Instant::now() + WIRE_TIMEOUT); // the last word
     }
-    context.streams.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// Why a stream ends: a reason for the client, or nothing because the client is gone.

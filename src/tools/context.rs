@@ -55,8 +55,8 @@ pub struct PodContext {
     pub sandbox: Sandbox,
     /// Whether it is ending and refuses new work; set once, by the controller.
     pub ending: AtomicBool,
-    /// Connections that stream events; the end gives them a moment for the last ones.
-    pub streams: AtomicUsize,
+    /// Requests whose answers are not all written yet; the end gives them a moment.
+    pub answering: AtomicUsize,
 }
 
 impl PodContext {

@@ -23,10 +23,19 @@ fn inputs(world: &World, pod_id: &str) -> Vec<String> {
 /// Lets the `n`th write of each thread to a file of a pod's session fail from now on: the disk is full. `None`
 /// where tracing a running process is not allowed.
 fn fill_disk(world: &World, pod_id: &str, file: &str, n: usize) -> Option<Running> {
-    let pid = world.pid(pod_id);
     let path = PathBuf::from(world.status(pod_id)["state_dir"].as_str().unwrap()).join(file);
-    let (inject, pid_text) = (format!("inject=write:error=ENOSPC:when={n}"), pid.to_string());
-    let args = ["-f", "-qq", "-o", "/dev/null", "-P", path.to_str().unwrap(), "-e", &inject, "-p", &pid_text];
+    trace(
+        world,
+        pod_id,
+        &["-P", path.to_str().unwrap(), "-e", &format!("inject=write:error=ENOSPC:when={n}")],
+    )
+}
+
+/// Traces a pod with these options. `None` where tracing a running process is not allowed.
+fn trace(world: &World, pod_id: &str, options: &[&str]) -> Option<Running> {
+    let pid = world.pid(pod_id);
+    let pid_text = pid.to_string();
+    let args = [&["-f", "-qq", "-o", "/dev/null", "-p", &pid_text], options].concat();
     let mut strace = world.program("strace", args).start(ErrorOutput::Separate).unwrap();
     let strace_pid = i32::try_from(strace.id()).unwrap();
     wait_until("strace is there", || !lives(strace_pid) || traced(pid) > 0 && traced(pid) == threads(pid));
@@ -338,4 +347,19 @@ fn three_hundred_reports_make_one_turn_and_what_did_not_fit_is_said() {
     let notices = world.notices("main");
     assert_eq!(notices.matches("trouble ").count(), 256);
     assert_eq!(notices.matches("- 44 more notices did not fit and were dropped").count(), 1, "{notices}");
+}
+
+#[test]
+fn whoever_asks_a_pod_to_end_is_answered_before_it_has_ended() {
+    if !has_tool("strace") {
+        return skip("strace");
+    }
+    let world = World::with_script(json!({}));
+    world.start(&[]);
+    let pid = world.pid("main");
+    // Answers leave late; the end itself sends nothing.
+    let Some(strace) = trace(&world, "main", &["-e", "inject=sendto:delay_enter=100000"]) else { return };
+    assert_eq!(world.request("main", "shutdown", Value::Null), json!({ "ok": {} }));
+    wait_until("the pod has ended", || !lives(pid));
+    drop(strace);
 }
