@@ -29,13 +29,8 @@ pub mod sys {
     pub mod signal;
     pub mod socket;
     pub mod supervise;
+    pub mod thread;
     pub mod wait;
-
-    /// Stack of the small threads that only wait and pass things on: connections, watchers, signals, senders.
-    ///
-    /// Untouched pages of a stack cost address space only; the deepest allowed request (128 levels of JSON) is
-    /// parsed on such a thread in the tests.
-    pub const STACK_BYTES: usize = 512 << 10;
 }
 
 /// What lies on disk.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::doors::commands::{Command, read_table};
 use crate::doors::terminal::{answer, talk_line};
 use crate::heart::pod::{self, NotStarted, Pod, StartOptions};
-use crate::sys::{confine, process, raw, signal};
+use crate::sys::{confine, process, raw, signal, thread};
 use crate::wire::sandbox;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{IdentityError, Life, PodName};
@@ -219,9 +219,7 @@ fn give_up_later(is_ready: &Arc<AtomicBool>) -> Result<()> {
             signal::exit_now(1);
         }
     };
-    let builder =
-        std::thread::Builder::new().name("launch deadline".into()).stack_size(crate::sys::STACK_BYTES);
-    builder.spawn(run).map(|_| ()).map_err(|source| Error::io("start a thread", source))
+    thread::detach("launch deadline", run).map_err(|source| Error::io("start a thread", source))
 }
 
 fn background(arguments: Arguments) -> ExitCode {

@@ -15,7 +15,7 @@ use crate::heart::turn::{Opening, Worker};
 use crate::heart::watcher;
 use crate::store::session::Input;
 use crate::sys::wait::Cancel;
-use crate::sys::{STACK_BYTES, clock, signal};
+use crate::sys::{clock, signal, thread};
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, Heard, NewsKind, State, shutting_down};
 use crate::words::identity::Life;
@@ -439,7 +439,7 @@ impl Controller {
         let slot = Arc::new(std::sync::Mutex::new(Some((worker, opening))));
         let (theirs, mailbox) = (Arc::clone(&slot), self.context.mailbox.clone());
         let run = move || {
-            let taken = theirs.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            let taken = thread::lock(&theirs).take();
             let (mut worker, mut opening) = taken.expect("the slot is filled before the thread starts");
             let (result, message) = worker.run(&mut opening);
             mailbox.post(Event::TurnOver { result, message });
@@ -452,7 +452,7 @@ impl Controller {
                 Ok(RunReply { turn, queued: false })
             }
             Err(error) => {
-                let taken = slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+                let taken = thread::lock(&slot).take();
                 if let Some((worker, opening)) = taken {
                     self.put_back(opening);
                     self.phase = Phase::Idle { worker, paused };
@@ -499,8 +499,7 @@ fn exit_in_any_case() {
         log::error!("the end took more than {} s: exiting without it", END_DEADLINE.as_secs());
         signal::exit_now(1);
     };
-    let started = std::thread::Builder::new().name("end deadline".into()).stack_size(STACK_BYTES).spawn(run);
-    if let Err(error) = started {
+    if let Err(error) = thread::detach("end deadline", run) {
         log::warn!("nothing bounds the end: {error}"); // each of its steps has a deadline of its own
     }
 }

@@ -26,7 +26,7 @@ use crate::store::registry::Registry;
 use crate::store::scope_lock::{ScopeLock, ScopeView};
 use crate::store::session::{self, Input, Session};
 use crate::sys::signal::{self, EndSignal};
-use crate::sys::{clock, file, process, socket};
+use crate::sys::{clock, file, process, socket, thread};
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, Mailbox};
 use crate::tools::shell;
@@ -442,12 +442,7 @@ impl Pod {
         }
         let mut controller = self.controller;
         controller.run();
-        let refuse = move || controller.refuse_until_exit();
-        let started = std::thread::Builder::new()
-            .name("ending".into())
-            .stack_size(crate::sys::STACK_BYTES)
-            .spawn(refuse);
-        if let Err(error) = started {
+        if let Err(error) = thread::detach("ending", move || controller.refuse_until_exit()) {
             log::warn!("nobody answers during the end: {error}"); // clients see the connection close
         }
         say_goodbye(&self.context);

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
@@ -17,6 +17,7 @@ use crate::store::registry::Origin;
 use crate::store::session::Input;
 use crate::sys::process::own_uid;
 use crate::sys::socket::{self, Line, LineReader};
+use crate::sys::thread::{self, lock};
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, shutting_down};
 use crate::tools::{shell, survey};
@@ -70,11 +71,7 @@ pub fn serve(listener: UnixListener, context: Arc<PodContext>) -> std::io::Resul
             }
         }
     };
-    std::thread::Builder::new()
-        .name("accept".into())
-        .stack_size(crate::sys::STACK_BYTES)
-        .spawn(run)
-        .map(|_| ())
+    thread::detach("accept", run)
 }
 
 /// The places for connections. When all are taken, a client that has let us wait for `GRACE` makes room, the oldest
@@ -242,20 +239,13 @@ fn write_at_once(stream: &mut UnixStream, line: &str) -> usize {
     written
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn accept(mut stream: UnixStream, context: &Arc<PodContext>, slots: &Arc<Slots>) {
     let Some(slot) = slots.take(&stream) else {
         write_at_once(&mut stream, &Reply::Error(busy()).to_line()); // a fresh socket takes a short line
         return;
     };
     let context = Arc::clone(context);
-    let run = move || connection(stream, &context, &slot);
-    let started =
-        std::thread::Builder::new().name("connection".into()).stack_size(crate::sys::STACK_BYTES).spawn(run);
-    if let Err(error) = started {
+    if let Err(error) = thread::detach("connection", move || connection(stream, &context, &slot)) {
         log::warn!("cannot serve a connection: {error}"); // its client sees a close and may come again
     }
 }

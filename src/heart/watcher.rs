@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::heart::reports::came_back;
 use crate::store::life;
 use crate::store::registry::{Origin, PodRecord};
+use crate::sys::thread;
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::Event;
 use crate::tools::survey;
@@ -25,8 +26,7 @@ pub fn watch(context: &Arc<PodContext>, record: PodRecord) {
     let pod_id = record.pod_id.clone();
     let theirs = Arc::clone(context);
     let run = move || watch_until_end(&theirs, &record);
-    if let Err(error) = std::thread::Builder::new().name(name).stack_size(crate::sys::STACK_BYTES).spawn(run)
-    {
+    if let Err(error) = thread::detach(name, run) {
         log::error!("nobody watches pod \"{pod_id}\": {error}"); // ListPods shows its end
     }
 }

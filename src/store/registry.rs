@@ -4,12 +4,13 @@
 //! map is never locked while the disk is written.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::sys::file;
+use crate::sys::thread::{lock, wait_while};
 use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, PodId, PodName};
 use crate::words::scope::Rule;
@@ -127,7 +128,7 @@ impl Registry {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.memory)
     }
 
     /// Adds a pod, or replaces what was known of that pod_id. One that has ended already does not come back,
@@ -199,8 +200,7 @@ impl Registry {
     #[must_use]
     pub fn wait_ended(&self, life: &Life, limit: Duration) -> bool {
         let lives = |memory: &mut Memory| memory.unspoken().any(|known| known.life == *life);
-        let waited = self.ended.wait_timeout_while(self.memory(), limit, lives);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+        wait_while(&self.ended, self.memory(), limit, lives)
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Memory) -> T) -> Result<T> {
@@ -210,7 +210,7 @@ impl Registry {
             memory.changes += 1;
             (value, memory.content.clone(), memory.changes)
         };
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = lock(&self.written);
         if *written < number {
             let text = serde_json::to_string_pretty(&content).unwrap_or_default();
             let failed =

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::store::life::{self, Holding};
@@ -14,6 +14,7 @@ use crate::store::paths::{RuntimeDirectory, SOCKET_NAME};
 use crate::sys::clock::random_hex;
 use crate::sys::file::{self, LockedFile, Stamp};
 use crate::sys::process;
+use crate::sys::thread::lock;
 use crate::sys::wait::Cancel;
 use crate::words::allocation::{Allocation, AllocationTable};
 use crate::words::error::{Error, Result};
@@ -312,7 +313,7 @@ impl ScopeView {
     /// no entry of this life: then nothing may be written.
     pub fn effective(&self) -> Result<EffectiveScope> {
         let stamp = self.found()?;
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.last);
         if let Some((known, scope)) = last.as_ref() {
             if *known == stamp {
                 return Ok(scope.clone());

@@ -7,11 +7,12 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
 
 use crate::sys::clock;
+use crate::sys::thread::lock;
 use crate::words::compaction::Conversation;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, PodId};
@@ -217,7 +218,7 @@ impl Session {
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.log)
     }
 
     /// Appends an item and returns it as logged. It is on its way to the disk when this returns, so a killed

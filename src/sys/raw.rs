@@ -12,7 +12,7 @@ use nix::libc::{self, c_int, c_long, syscall};
 use nix::sched::{CloneFlags, clone, unshare};
 use nix::unistd::Pid;
 
-use crate::sys::STACK_BYTES;
+use crate::sys::thread::STACK_BYTES;
 
 /// What a mount allows no more: writing.
 pub const READ_ONLY: u64 = 0x1;

@@ -7,6 +7,8 @@ use std::io;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::sys::thread;
+
 /// Which end somebody asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndSignal {
@@ -34,8 +36,7 @@ pub fn on_end_signals(mut handle: impl FnMut(EndSignal) + Send + 'static) -> io:
             });
         }
     };
-    std::thread::Builder::new().name("signals".into()).stack_size(crate::sys::STACK_BYTES).spawn(run)?;
-    Ok(())
+    thread::detach("signals", run)
 }
 
 /// Ends the process at once, without any tidying.

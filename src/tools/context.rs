@@ -1,14 +1,15 @@
 //! What a pod is and holds, shared by its connections, its turn and its watchers.
 
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use crate::store::manifest::Manifest;
 use crate::store::paths::Directories;
 use crate::store::registry::Registry;
 use crate::store::scope_lock::{ScopeLock, ScopeView};
 use crate::store::session::Session;
+use crate::sys::thread::lock;
 use crate::tools::mailbox::{Event, Mailbox};
 use crate::wire::events::EventSender;
 use crate::wire::sandbox::Sandbox;
@@ -71,7 +72,7 @@ impl PodContext {
     /// # Errors
     /// When it cannot be saved; then nothing is told.
     pub fn log(&self, item: Item) -> Result<u64> {
-        let _order = self.logging.lock().unwrap_or_else(PoisonError::into_inner);
+        let _order = lock(&self.logging);
         let logged = self.session.append(item)?;
         let number = self.session.len() - 1;
         self.mailbox.post(Event::Logged(logged));

@@ -7,7 +7,6 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
@@ -15,8 +14,8 @@ use serde_json::{Value, json};
 
 use crate::store::manifest::SandboxSetting;
 use crate::store::paths::canonical;
-use crate::sys::STACK_BYTES;
 use crate::sys::confine::View;
+use crate::sys::thread;
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
 use crate::tools::input;
@@ -142,7 +141,7 @@ pub fn level(context: &PodContext) -> Level {
 pub fn find_level_meanwhile(context: &Arc<PodContext>) {
     let context = Arc::clone(context);
     let probe = move || drop(level(&context));
-    if let Err(error) = thread::Builder::new().name("probe".into()).stack_size(STACK_BYTES).spawn(probe) {
+    if let Err(error) = thread::detach("probe", probe) {
         log::debug!("no thread for the probe: {error}"); // whoever asks first does it
     }
 }

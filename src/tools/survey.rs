@@ -7,6 +7,7 @@ use crate::store::life;
 use crate::store::registry::{Origin, PodRecord};
 use crate::store::scope_lock::ScopeLock;
 use crate::store::session::{self, Session};
+use crate::sys::thread;
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::Event;
 use crate::wire::client::{self, Address, Asker};
@@ -28,13 +29,9 @@ pub fn ask_all(addresses: &[Address], from: Asker<'_>) -> Vec<Option<StatusReply
     std::thread::scope(|scope| {
         let asked: Vec<_> = addresses
             .iter()
-            .map(|address| {
-                let builder =
-                    std::thread::Builder::new().name("status".into()).stack_size(crate::sys::STACK_BYTES);
-                builder.spawn_scoped(scope, move || ask(address))
-            })
+            .map(|address| thread::small("status").spawn_scoped(scope, move || ask(address)))
             .collect();
-        asked.into_iter().map(|thread| thread.ok()?.join().ok()?).collect()
+        asked.into_iter().map(|asked| asked.ok()?.join().ok()?).collect()
     })
 }
 

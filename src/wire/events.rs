@@ -4,11 +4,12 @@
 //! that `scope.lock` names. Failure is a log line, never a retry: the spawner's watcher sees the end anyway.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::store::life;
 use crate::store::scope_lock::ScopeLock;
+use crate::sys::thread;
 use crate::wire::client::{self, Address};
 use crate::words::allocation::Allocation;
 use crate::words::error::{Error, Result};
@@ -70,9 +71,7 @@ impl EventSender {
             sender.deliver(event, || WIRE_TIMEOUT, |sender| sender.living_ancestor_now());
             sender.land();
         };
-        let started =
-            std::thread::Builder::new().name("report".into()).stack_size(crate::sys::STACK_BYTES).spawn(run);
-        if let Err(error) = started {
+        if let Err(error) = thread::detach("report", run) {
             log::warn!("cannot start a thread for a report: {error}"); // the watcher and ListPods cover it
             self.land();
         }
@@ -97,12 +96,11 @@ impl EventSender {
     /// Waits until no report is on its way; `false` when `limit` passes before.
     #[must_use]
     pub fn wait_landed(&self, limit: Duration) -> bool {
-        let waited = self.inner.landed.wait_timeout_while(self.in_flight(), limit, |count| *count > 0);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+        thread::wait_while(&self.inner.landed, self.in_flight(), limit, |count| *count > 0)
     }
 
     fn in_flight(&self) -> MutexGuard<'_, usize> {
-        self.inner.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+        thread::lock(&self.inner.in_flight)
     }
 
     fn land(&self) {

@@ -581,7 +581,8 @@ fn an_answer_that_is_nested_or_endless_is_an_error_for_the_asker() {
         let address = address.clone();
         let ask = move || client::ask::<StatusReply>(&address, None, Method::Status);
         // On a stack as small as that of the threads that ask.
-        let asked = std::thread::Builder::new().stack_size(insomnia::sys::STACK_BYTES).spawn(ask).unwrap();
+        let asked =
+            std::thread::Builder::new().stack_size(insomnia::sys::thread::STACK_BYTES).spawn(ask).unwrap();
         let error = asked.join().unwrap().unwrap_err().to_string();
         assert!(error.contains("\"odd\""), "{error}");
     }
