@@ -17,6 +17,8 @@ use crate::words::scope::Rule;
 
 /// Version of this protocol, told by `status`.
 pub const PROTOCOL_VERSION: u32 = 1;
+/// The longest report, in bytes: sixty rules with the longest paths there are.
+const EVENT_BYTES_MAX: usize = 256 << 10;
 
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -217,6 +219,11 @@ pub fn parse_request(line: &[u8]) -> Result<Request, WireError> {
         "notify" => Method::Notify { message: required::<NotifyParams>("notify", params)?.message },
         "introduce" => Method::Introduce { pods: required::<IntroduceParams>("introduce", params)?.pods },
         "set" => Method::Set { model: required::<SetParams>("set", params)?.model },
+        // Which report it is must be known before its fields, so it becomes a tree first; a small one.
+        "pod_event" if params.is_some_and(|params| params.get().len() > EVENT_BYTES_MAX) => {
+            let reason = format!("a report has at most {EVENT_BYTES_MAX} bytes");
+            return Err(WireError::new(ErrorCode::TooLarge, reason));
+        }
         "pod_event" => Method::PodEvent(required("pod_event", params)?),
         "resume" => optional::<NoParams, _>("resume", params, |_| Method::Resume)?,
         "cancel" => optional::<NoParams, _>("cancel", params, |_| Method::Cancel)?,
@@ -353,7 +360,7 @@ impl<T: Serialize> From<Result<T, WireError>> for Reply {
 
 /// A life-cycle report of a pod to its spawner.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case", try_from = "EventFields")]
+#[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
 pub enum PodEvent {
     /// A turn finished.
     TurnEnded {
@@ -392,66 +399,6 @@ pub enum PodEvent {
         /// What it was lent.
         scope: Vec<Rule>,
     },
-}
-
-/// Every field of any report. Read flat, because a tagged enum would first build a tree of whatever came.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct EventFields {
-    event: String,
-    pod_name: Option<PodId>,
-    started_by: Option<StartedBy>,
-    turn: Option<u64>,
-    message: Option<String>,
-    parent_pod: Option<PodId>,
-    sub_pod: Option<PodId>,
-    sub_socket: Option<String>,
-    scope: Option<Vec<Rule>>,
-}
-
-impl TryFrom<EventFields> for PodEvent {
-    type Error = String;
-
-    fn try_from(fields: EventFields) -> Result<PodEvent, String> {
-        let EventFields {
-            event,
-            pod_name,
-            started_by,
-            turn,
-            message,
-            parent_pod,
-            sub_pod,
-            sub_socket,
-            scope,
-        } = fields;
-        // Fields that belong to another report must be absent, as unknown ones must.
-        match (event.as_str(), pod_name, started_by, turn, message, parent_pod, sub_pod, sub_socket, scope) {
-            ("turn_ended", Some(pod_name), started_by, turn, None, None, None, None, None) => {
-                Ok(PodEvent::TurnEnded { pod_name, started_by, turn })
-            }
-            ("errored", Some(pod_name), None, turn, Some(message), None, None, None, None) => {
-                Ok(PodEvent::Errored { pod_name, message, turn })
-            }
-            ("shut_down", Some(pod_name), None, None, None, None, None, None, None) => {
-                Ok(PodEvent::ShutDown { pod_name })
-            }
-            (
-                "scope_sub_delegated",
-                None,
-                None,
-                None,
-                None,
-                Some(parent_pod),
-                Some(sub_pod),
-                Some(sub_socket),
-                Some(scope),
-            ) => Ok(PodEvent::ScopeSubDelegated { parent_pod, sub_pod, sub_socket, scope }),
-            ("turn_ended" | "errored" | "shut_down" | "scope_sub_delegated", ..) => {
-                Err(format!("event \"{event}\" lacks a field, or has one of another event"))
-            }
-            _ => Err("there is no such event".into()),
-        }
-    }
 }
 
 impl PodEvent {
@@ -891,6 +838,15 @@ mod tests {
             br#"{"method":"pod_event","params":{"event":"shut_down","pod_name":"a","x":1}}"#,
             ErrorCode::BadRequest,
         );
+        for other_fields in
+            [r#""event":"shut_down","pod_name":"a","turn":1"#, r#""event":"errored","pod_name":"a""#]
+        {
+            let line = format!("{{\"method\":\"pod_event\",\"params\":{{{other_fields}}}}}");
+            check(line.as_bytes(), ErrorCode::BadRequest);
+        }
+        let large =
+            format!(r#"{{"method":"pod_event","params":{{"event":["{}"]}}}}"#, "x".repeat(EVENT_BYTES_MAX));
+        check(large.as_bytes(), ErrorCode::TooLarge);
         check(br#"{"method":"status","to":"short"}"#, ErrorCode::BadRequest);
         check(deep.as_bytes(), ErrorCode::BadRequest);
         check(wide.as_bytes(), ErrorCode::BadRequest);
