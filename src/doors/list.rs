@@ -144,7 +144,8 @@ fn ended(machine: &Machine, id: &PodId) -> Option<Value> {
 pub(super) fn show(machine: &Machine, given: &Given) -> Result<bool> {
     let folder = machine.folder(given.word(0, "POD")?)?;
     let mut settings = manifest::lay_over(&[manifest::saved(&folder)?])?;
-    if let Some(model) = survey::logged_summary(Some(&folder)).model {
+    let set = survey::logged_summary(Some(&folder)).model;
+    if let Some(model) = set.filter(|model| settings.provider.model.as_ref() != Some(model)) {
         settings.provider.model = Some(model);
         settings.sources.insert("provider.model".into(), "insomnia set".into());
     }

@@ -165,6 +165,14 @@ fn given_by(options: &StartOptions) -> &'static str {
     if options.adopt.is_some() { "its spawner" } else { "the command line" }
 }
 
+/// Whether the model comes from what a pod is started with, and not from before.
+fn gives_model(options: &StartOptions, manifest: &Manifest) -> bool {
+    let file = options.manifest.as_ref().map(|path| path.to_string_lossy());
+    let overlay = options.overlay.as_ref().map(|_| given_by(options).into());
+    let places = [file, overlay].into_iter().flatten();
+    manifest.sources.get("provider.model").is_some_and(|from| places.into_iter().any(|place| place == *from))
+}
+
 /// Puts the pod's entry into the lock: a new one for a root, its own life in place of the reservation for a
 /// spawned one, what nobody else holds by now for a resumed one.
 fn register(
@@ -289,6 +297,10 @@ impl Registered {
             directory: directory.to_string_lossy().into_owned(),
             scope: entry.scope_allow.clone(),
         })?;
+        if previous.is_some() && gives_model(&options, &manifest) {
+            // Said now, it counts more than one that was set before.
+            session.append(Item::ModelSet { model: manifest.provider.model.clone().unwrap_or_default() })?;
+        }
         let mut resolved = Manifest {
             scope: entry.scope_allow.iter().map(ToString::to_string).collect(),
             ..manifest.clone()

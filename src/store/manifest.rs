@@ -21,7 +21,8 @@ use crate::words::text::harmless_line;
 pub const MANIFEST_BYTES_MAX: usize = 1 << 20;
 
 /// With 0 of these nothing would work at all.
-const ABOVE_ZERO: [&str; 7] = [
+const ABOVE_ZERO: [&str; 8] = [
+    "provider.silence_seconds",
     "limits.steps",
     "limits.launch_seconds",
     "limits.stop_seconds",
@@ -70,6 +71,9 @@ pub struct ProviderSettings {
     /// Tokens that the model can hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context_tokens: Option<u64>,
+    /// Seconds without a byte of an answer after which a request is tried again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silence_seconds: Option<u64>,
     /// Further headers, name to value.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub headers: Map<String, Value>,
@@ -332,6 +336,7 @@ fn lay_value(below: &mut Value, above: &Value) {
                 lay_value(below.entry(key.clone()).or_insert(Value::Null), value);
             }
         }
+        (_, Value::Null) => {} // as if it were not there
         (below, above) => *below = above.clone(),
     }
 }
@@ -421,14 +426,25 @@ pub fn gather(config: &Path, directory: &Path, overlays: Vec<Layer>) -> Result<M
     Ok(Manifest { warnings, ..lay_over(&layers)? })
 }
 
-/// Keeps the resolved settings in a session folder, and beside them where each comes from.
+/// Whether the value of a header of this name may be a secret.
+#[must_use]
+pub fn may_be_secret(header: &str) -> bool {
+    let header = header.to_ascii_lowercase();
+    ["key", "auth", "token", "secret", "cookie"].iter().any(|sign| header.contains(sign))
+}
+
+/// Keeps the resolved settings in a session folder, and beside them where each comes from. Of headers that
+/// may be secrets only the names: a session that is resumed takes them from the user's manifest again.
 ///
 /// # Errors
 /// When a file cannot be written.
 pub fn save(folder: &Path, manifest: &Manifest) -> Result<()> {
     let failed = |source| Error::io(format!("keep the manifest in \"{}\"", folder.display()), source);
     let directory = file::open_directory(folder).map_err(failed)?;
-    for (name, value) in [(session::MANIFEST, json!(manifest)), (session::SOURCES, json!(manifest.sources))] {
+    let mut kept = manifest.clone();
+    let secrets = kept.provider.headers.iter_mut().filter(|(name, _)| may_be_secret(name));
+    secrets.for_each(|(_, value)| *value = Value::Null);
+    for (name, value) in [(session::MANIFEST, json!(kept)), (session::SOURCES, json!(manifest.sources))] {
         file::remove_at(&directory, Path::new(name)).map_err(failed)?;
         let text = format!("{value:#}");
         file::write_complete(&directory, Path::new(name), text.as_bytes(), 0o600).map_err(failed)?;

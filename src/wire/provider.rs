@@ -163,7 +163,7 @@ impl Provider {
                 command: check_command(&settings.command)?,
                 directory: pod.directory,
                 private_dir: pod.private_dir,
-                patience: Patience::default(),
+                patience: Patience::of(settings.silence_seconds),
             }),
         };
         Ok(Provider { backend })
@@ -383,6 +383,10 @@ mod tests {
         check(r#"{"kind":"anthropic","headers":{"x":"a\nb"}}"#, key, path, "line break");
         check(r#"{"kind":"openai"}"#, None, path, "OPENAI_API_KEY, which should hold");
         check(r#"{"kind":"openai","base_url":"http://localhost:1"}"#, None, path, "gpt-5-mini");
+        let named = r#"{"kind":"openai","base_url":"http://localhost:1","api_key_env":"MINE"}"#;
+        check(named, None, path, "the variable MINE, which should hold");
+        let patient = r#"{"kind":"openai","base_url":"http://localhost:1","silence_seconds":900}"#;
+        check(patient, None, path, "first_byte: 900s, silence: 900s");
         check(r#"{"kind":"script"}"#, None, path, "needs \"file\"");
         check(r#"{"kind":"script","file":"DIR/nowhere"}"#, None, path, "cannot read the script file");
         check(r#"{"kind":"script","file":"DIR/bad.json"}"#, None, path, "unknown field `txt`");

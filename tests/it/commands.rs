@@ -1,6 +1,7 @@
 //! What makes the commands of `insomnia` feel at home: doctor, show, prune, progress, completions and the manual, and
 //! that nothing which pods, files or names say drives a terminal.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -172,6 +173,17 @@ fn show_tells_each_value_and_where_it_comes_from() {
     world.start(&["--name", "web"]);
     let web = world.insomnia(["show", "web"]).stdout;
     assert!(web.contains("X-Api-Key") && !web.contains("secret-value"), "{web}");
+    let folder = PathBuf::from(world.status("web")["state_dir"].as_str().unwrap());
+    let kept = || std::fs::read_to_string(folder.join("manifest.json")).unwrap();
+    assert!(kept().contains("X-Api-Key") && !kept().contains("secret-value"), "{}", kept());
+    assert_eq!(world.insomnia(["stop", "web"]).code, Some(0));
+    assert_eq!(world.insomnia(["resume", "web"]).code, Some(0), "the manifest gives it again");
+    assert!(!kept().contains("secret-value"), "{}", kept());
+    assert_eq!(world.insomnia(["stop", "web"]).code, Some(0));
+    world.manifest(json!({}));
+    let refused = world.insomnia(["resume", "web"]);
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("\"X-Api-Key\" has no value"), "{}", refused.stderr);
     world.manifest(json!({}));
     world.start_with_env(&[("OPENAI_BASE_URL", "http://127.0.0.1:1")], &["--name", "env"]);
     check("env", "provider.base_url", json!("http://127.0.0.1:1"), Some("the environment"));

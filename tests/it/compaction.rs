@@ -323,6 +323,17 @@ fn a_model_that_is_set_is_asked_next_and_by_children_and_after_a_resume() {
     assert_eq!(world.insomnia(["set", "kid", "colour", "red"]).code, Some(2));
     let shown = world.insomnia(["history", "main"]).stdout;
     assert!(shown.contains("the model is second from here on"), "{shown}");
+
+    // What a person says last counts: a manifest that is given to the resumed pod goes before what was set.
+    let file = world.path("other.json");
+    std::fs::write(&file, json!({ "provider": { "model": "fourth" } }).to_string()).unwrap();
+    assert_eq!(world.insomnia(["stop", "kid"]).code, Some(0));
+    let resume = ["resume", "kid", "--manifest", file.to_str().unwrap()];
+    assert_eq!(world.insomnia(resume).code, Some(0));
+    assert_eq!(world.status("kid")["model"], "fourth");
+    let shown = world.insomnia(["show", "kid"]).stdout;
+    let row = shown.lines().find(|line| line.starts_with("provider.model")).unwrap();
+    assert!(row.contains(" \"fourth\" ") && row.ends_with(file.to_str().unwrap()), "{row}");
 }
 
 /// An item that a connection logs while the turn logs its own: the order of the events is that of the file.

@@ -36,12 +36,15 @@ pub struct Patience {
     pub total: Duration,
 }
 
-impl Default for Patience {
+impl Patience {
+    /// The usual patience, with these seconds of silence where a person knows better.
+    ///
     /// Most servers send a sign of life every few seconds; OpenAI's says nothing while a model thinks, and a local
     /// one nothing while it reads a long prompt, for minutes. One hour is more than any reply takes.
-    fn default() -> Self {
-        let [connect, first_byte, silence, total] = [30, 300, 300, 3600].map(Duration::from_secs);
-        Patience { connect, first_byte, silence, total }
+    pub(super) fn of(silence_seconds: Option<u64>) -> Patience {
+        let [connect, usual, total] = [30, 300, 3600].map(Duration::from_secs);
+        let silence = silence_seconds.map_or(usual, Duration::from_secs).min(total);
+        Patience { connect, first_byte: silence, silence, total }
     }
 }
 

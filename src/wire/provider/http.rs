@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::store::manifest::ProviderSettings;
+use crate::store::manifest::{ProviderSettings, may_be_secret};
 use crate::sys::clock::now_seconds;
 use crate::sys::wait::Cancel;
 use crate::wire::provider::child::Patience;
@@ -74,7 +74,9 @@ impl Http {
             Dialect::Anthropic => (anthropic::DEFAULT_BASE_URL, "ANTHROPIC_API_KEY"),
             Dialect::Openai => (openai::DEFAULT_BASE_URL, "OPENAI_API_KEY"),
         };
-        let is_key_optional = dialect == Dialect::Openai && settings.base_url.is_some();
+        // A local server wants none; but who names a variable means it.
+        let is_key_optional =
+            dialect == Dialect::Openai && settings.base_url.is_some() && settings.api_key_env.is_none();
         let key = KeySource::find(settings, variable, is_key_optional, lookup)?;
         let base_url = settings.base_url.as_deref().unwrap_or(default_url).trim();
         let (host, shown) = parse_address(base_url).map_err(Error::told)?;
@@ -92,7 +94,7 @@ impl Http {
                 host,
                 private_dir,
                 hidden_variables: keys.map(str::to_owned).collect(),
-                patience: Patience::default(),
+                patience: Patience::of(settings.silence_seconds),
             },
             shown,
         })
@@ -219,15 +221,13 @@ fn given_headers(given: &Map<String, Value>) -> Result<Headers, String> {
     let checked = given.iter().map(|(name, value)| {
         let shown = harmless_line(name);
         let fault = || format!("the header \"{shown}\" is no text; write its value in quotes");
+        if value.is_null() {
+            return Err(format!("the header \"{shown}\" has no value, as no session keeps one that may be a secret; give it in the user manifest, or the one named by --manifest"));
+        }
         let value = value.as_str().ok_or_else(fault)?;
         check_header(name, value).map(|()| (name.clone(), Secret::new(value)))
     });
     checked.collect()
-}
-
-fn may_be_secret(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    ["key", "auth", "token", "secret", "cookie"].iter().any(|sign| name.contains(sign))
 }
 
 /// The headers of the settings and ours; what the settings say goes before what we would say.
