@@ -11,7 +11,7 @@ use crate::doors::terminal::{Spinner, answers_to_a_person, json_line, talk, talk
 use crate::sys::signal::{self, EndSignal};
 use crate::wire::client::{self, Address, Next, Subscription};
 use crate::words::error::{Error, Result};
-use crate::words::message::{Item, LoggedItem, TurnResult};
+use crate::words::message::{Item, TurnResult};
 use crate::words::protocol::{CancelReply, Method, Status, StreamEvent};
 use crate::words::text::{cut_end, harmless_line};
 
@@ -107,9 +107,9 @@ impl Follower {
     }
 
     fn remember(&mut self, event: &StreamEvent) {
-        if let StreamEvent::Item(LoggedItem { item: Item::Assistant(message), .. }) = event {
-            if !message.text.is_empty() {
-                self.last_text.clone_from(&message.text);
+        if let StreamEvent::Item(logged) = event {
+            if let Some(text) = logged.item.reply_text() {
+                text.clone_into(&mut self.last_text);
             }
         } else if let StreamEvent::TurnStarted { .. } = event {
             self.last_text.clear();

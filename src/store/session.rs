@@ -335,19 +335,7 @@ impl Session {
             return Ok((log.summary.last_response.clone(), count, false));
         };
         let page = self.page(since)?;
-        let texts = page.items.iter().filter_map(|logged| match &logged.item {
-            Item::Assistant(message) if !message.text.is_empty() => Some(message.text.as_str()),
-            Item::Assistant(_)
-            | Item::Session { .. }
-            | Item::TurnStarted { .. }
-            | Item::Input { .. }
-            | Item::Notification { .. }
-            | Item::ToolResult { .. }
-            | Item::ModelError { .. }
-            | Item::Compaction { .. }
-            | Item::ModelSet { .. }
-            | Item::TurnEnded { .. } => None,
-        });
+        let texts = page.items.iter().filter_map(|logged| logged.item.reply_text());
         Ok((texts.collect::<Vec<_>>().join("\n\n"), page.cursor, page.more))
     }
 }

@@ -11,10 +11,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::dir::{Dir, Type};
-use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, RenameFlags};
+use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag};
 use nix::sys::stat::Mode;
+use nix::sys::statfs::{FsType, fstatfs};
 
-use crate::sys::process;
+use crate::sys::{process, raw};
 
 /// Opens a directory itself, for use as the base of the other calls; the last component may be no link.
 ///
@@ -141,7 +142,7 @@ pub fn remove_at(directory: impl AsFd, name: &Path) -> io::Result<()> {
 /// # Errors
 /// As renameat(2).
 pub fn rename_at(directory: impl AsFd, from: &Path, to: &Path) -> io::Result<()> {
-    Ok(nix::fcntl::renameat2(&directory, from, &directory, to, RenameFlags::empty())?)
+    Ok(nix::fcntl::renameat(&directory, from, &directory, to)?)
 }
 
 /// Renames within one directory to a name that must be free.
@@ -149,14 +150,13 @@ pub fn rename_at(directory: impl AsFd, from: &Path, to: &Path) -> io::Result<()>
 /// # Errors
 /// As renameat2(2); `EEXIST` when something has that name.
 pub fn rename_new_at(directory: impl AsFd, from: &Path, to: &Path) -> io::Result<()> {
-    match nix::fcntl::renameat2(&directory, from, &directory, to, RenameFlags::RENAME_NOREPLACE) {
-        Ok(()) => Ok(()),
+    match raw::rename_new(&directory, from, to) {
         // Not every file system knows the flag; a hard link refuses a taken name everywhere else.
-        Err(nix::errno::Errno::EINVAL) => {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
             link_at(&directory, from, to)?;
             remove_at(&directory, from)
         }
-        Err(errno) => Err(errno.into()),
+        renamed => renamed,
     }
 }
 
@@ -429,18 +429,17 @@ fn try_lock(mut file: File, how: FlockArg) -> io::Result<Result<LockedFile, File
 /// # Errors
 /// As fstatfs(2).
 pub fn is_network_file_system(directory: impl AsFd) -> io::Result<bool> {
-    const NETWORK: [i64; 8] = [
-        0x6969,      // NFS
-        0x517b,      // SMB
-        0xff53_4d42, // CIFS
-        0xfe53_4d42, // SMB2
-        0x5346_414f, // AFS
-        0x7375_7245, // Coda
-        0x0102_1997, // 9p
-        0x00c3_6400, // Ceph
+    const NETWORK: [FsType; 8] = [
+        FsType(0x6969),      // NFS
+        FsType(0x517b),      // SMB
+        FsType(0xff53_4d42), // CIFS
+        FsType(0xfe53_4d42), // SMB2
+        FsType(0x5346_414f), // AFS
+        FsType(0x7375_7245), // Coda
+        FsType(0x0102_1997), // 9p
+        FsType(0x00c3_6400), // Ceph
     ];
-    let magic = nix::sys::statfs::fstatfs(directory)?.filesystem_type().0;
-    Ok(NETWORK.contains(&magic))
+    Ok(NETWORK.contains(&fstatfs(directory)?.filesystem_type()))
 }
 
 /// Whether an open file lies in one of the kernel's own file systems, which store nothing.
@@ -451,13 +450,14 @@ pub fn is_network_file_system(directory: impl AsFd) -> io::Result<bool> {
 /// # Errors
 /// As fstatfs(2).
 pub fn is_kernel_view(file: impl AsFd) -> io::Result<bool> {
-    const PROC: i64 = 0x9fa0;
-    const SYSFS: i64 = 0x6265_6572;
-    const DEBUGFS: i64 = 0x6462_6720;
-    const TRACEFS: i64 = 0x7472_6163;
-    const SECURITYFS: i64 = 0x7363_6673;
-    let magic = nix::sys::statfs::fstatfs(file)?.filesystem_type().0;
-    Ok([PROC, SYSFS, DEBUGFS, TRACEFS, SECURITYFS].contains(&magic))
+    const VIEWS: [FsType; 5] = [
+        FsType(0x9fa0),      // proc
+        FsType(0x6265_6572), // sysfs
+        FsType(0x6462_6720), // debugfs
+        FsType(0x7472_6163), // tracefs
+        FsType(0x7363_6673), // securityfs
+    ];
+    Ok(VIEWS.contains(&fstatfs(file)?.filesystem_type()))
 }
 
 /// What a directory entry is, as far as the directory itself tells.

@@ -1,12 +1,15 @@
 //! System calls without a safe wrapper: the only file that may be unsafe, one block for each call.
 //!
 //! Knows descriptors and numbers. Source: open_tree(2), move_mount(2), mount_setattr(2), mallopt(3), close_range(2),
-//! landlock(7) and their header files.
+//! renameat2(2), landlock(7) and their header files.
 
 #![allow(unsafe_code, reason = "neither std nor nix wraps these calls; each block says why it is sound")]
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use nix::libc::{self, c_int, c_long, syscall};
 use nix::sched::{CloneFlags, clone, unshare};
@@ -87,6 +90,21 @@ pub fn keep_heap_small() {
         libc::mallopt(libc::M_ARENA_MAX, 1);
         libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 10);
     }
+}
+
+/// Renames within a directory to a name that must be free. Where libc is musl, nix has no such call.
+///
+/// # Errors
+/// As renameat2(2): `EEXIST` when something has that name, `EINVAL` where the file system cannot do it.
+pub fn rename_new(directory: impl AsFd, from: &Path, to: &Path) -> io::Result<()> {
+    const NO_REPLACE: c_int = 1;
+    let directory = directory.as_fd().as_raw_fd();
+    let [from, to] = [from, to].map(|name| CString::new(name.as_os_str().as_bytes()));
+    let (from, to) = (from?, to?);
+    // SAFETY: both names are C strings that outlive the call, which does not write to them.
+    let result =
+        unsafe { syscall(libc::SYS_renameat2, directory, from.as_ptr(), directory, to.as_ptr(), NO_REPLACE) };
+    checked(result).map(drop)
 }
 
 /// Marks every descriptor above 2 to be closed at the next exec, whoever left it open.

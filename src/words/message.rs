@@ -183,6 +183,15 @@ pub enum Item {
     },
 }
 
+impl Item {
+    /// What the model has said, where this is a reply with a text.
+    #[must_use]
+    pub fn reply_text(&self) -> Option<&str> {
+        let Item::Assistant(message) = self else { return None };
+        Some(message.text.as_str()).filter(|text| !text.is_empty())
+    }
+}
+
 /// An item and when it was logged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LoggedItem {
@@ -252,17 +261,10 @@ impl Summary {
 pub fn open_calls(items: &[Item]) -> Vec<ToolCall> {
     let mut open: Vec<&ToolCall> = Vec::new();
     for item in items {
-        match item {
-            Item::Assistant(message) => open.extend(&message.tool_calls),
-            Item::ToolResult { id, .. } => open.retain(|call| call.id != *id),
-            Item::Session { .. }
-            | Item::TurnStarted { .. }
-            | Item::Input { .. }
-            | Item::Notification { .. }
-            | Item::ModelError { .. }
-            | Item::Compaction { .. }
-            | Item::ModelSet { .. }
-            | Item::TurnEnded { .. } => {}
+        if let Item::Assistant(message) = item {
+            open.extend(&message.tool_calls);
+        } else if let Item::ToolResult { id, .. } = item {
+            open.retain(|call| call.id != *id);
         }
     }
     open.into_iter().cloned().collect()
