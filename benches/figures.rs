@@ -20,6 +20,7 @@
 mod world;
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
@@ -35,10 +36,14 @@ use serde_json::{Value, json};
 use insomnia::store::life::{self, HeldLife};
 use insomnia::store::paths::RuntimeDirectory;
 use insomnia::store::scope_lock::ScopeLock;
+use insomnia::store::session::Session;
+use insomnia::sys::confine::View;
 use insomnia::sys::process::{self, ErrorOutput, Program};
+use insomnia::wire::sandbox::{Kept, Means, Plan, Sandbox};
 use insomnia::words::allocation::{Allocation, AllocationState};
 use insomnia::words::identity::{Pid, PodId, PodName};
 use insomnia::words::limits::Limits;
+use insomnia::words::message::Item;
 use insomnia::words::scope::Rule;
 
 use world::{PATIENCE, World, call, calls, lives, ran, spawn, wait_until};
@@ -48,11 +53,12 @@ const INSOMNIA: &str = env!("CARGO_BIN_EXE_insomnia");
 
 type Section = (&'static str, fn(&mut Figures));
 
-const SECTIONS: [Section; 11] = [
+const SECTIONS: [Section; 12] = [
     ("turn", turn),
     ("launch", launch),
     ("spawn", spawn_to_request),
     ("tools", tools),
+    ("shell", shell),
     ("status", status),
     ("idle", idle),
     ("agents", agents),
@@ -401,21 +407,54 @@ fn tools(figures: &mut Figures) {
     }
 }
 
-fn ask_status(world: &World) -> f64 {
+/// What confining one command costs below the tool: a helper that only supervises, and one that makes namespaces.
+fn shell(figures: &mut Figures) {
+    let far = || Instant::now() + PATIENCE;
+    let place = tempfile::tempdir().unwrap();
+    let scope = place.path().canonicalize().unwrap().join("scope");
+    std::fs::create_dir_all(scope.join("a/lent")).unwrap();
+    let life = File::create(place.path().join("life")).unwrap();
+    let sandbox = Sandbox::with_program(POD.into(), life);
+    let view = View {
+        writable: [scope.clone()].into(),
+        read_only: [scope.join("a/lent")].into(),
+        hidden: ["/root".into()].into(),
+        network: true,
+        ..View::default()
+    };
+    let run = |means| {
+        let command = ["/bin/sh", "-c", "exit 0"].map(str::to_owned).to_vec();
+        let plan = Plan { means, view: view.clone(), command, directory: scope.clone(), variables: vec![] };
+        timed(|| sandbox.run(&plan, &mut Kept::default(), None, far()).unwrap()).1
+    };
+    let bare = || timed(|| ran(Program::new("/bin/sh", ["-c", "exit 0"]))).1;
+    figures.row("bare command", "ms", &[], (0..200).map(|_| bare()).collect());
+    for (name, means) in [("only supervised", Means::Nothing), ("in namespaces", Means::Namespaces)] {
+        figures.row(&format!("command {name}"), "ms", &[], (0..200).map(|_| run(means)).collect());
+    }
+}
+
+/// How long one request of a person takes, from the connection to its close, in us.
+fn asked(world: &World, request: &Value) -> f64 {
+    let line = format!("{request}\n");
     let (reply, took) = timed(|| {
         let mut stream = UnixStream::connect(world.socket("main")).unwrap();
-        stream.write_all(b"{\"method\":\"status\"}\n").unwrap();
+        stream.write_all(line.as_bytes()).unwrap();
         let mut reply = String::new();
         stream.read_to_string(&mut reply).unwrap();
         reply
     });
     assert!(reply.starts_with("{\"ok\""), "{reply}");
-    took
+    took * 1e3
+}
+
+fn ask_status(world: &World) -> f64 {
+    asked(world, &json!({ "method": "status" }))
 }
 
 fn status(figures: &mut Figures) {
     let world = scripted(vec![calls(&[spawn("child", &[])])]);
-    let samples = (0..2_000).map(|_| ask_status(&world) * 1e3).collect();
+    let samples = (0..2_000).map(|_| ask_status(&world)).collect();
     figures.row("connect, status, close", "us", &[80.0, 200.0], samples);
     events_of_turn(&world);
     wait_until("the child is quiet", || world.status("child")["events_in_flight"] == 0);
@@ -528,8 +567,6 @@ fn history(figures: &mut Figures) {
         let samples = between(&rounds[round - 40..round + 40]);
         figures.row(&format!("growth: tool round at item {items} of a history"), "ms", &[], samples);
     }
-    let samples = (0..500).map(|_| ask_status(&world) * 1e3).collect();
-    figures.row("growth: status with 10,000 items", "us", &[], samples);
     let pid = world.pid("main");
     figures.row(
         "growth: memory (VmRSS) with 10,000 items",
@@ -540,6 +577,37 @@ fn history(figures: &mut Figures) {
     shut_down(&world, "main");
     let resumed = timed(|| world.start(&["--resume", "--name", "main"])).1;
     figures.row("growth: resume with 10,000 items", "ms", &[], vec![resumed]);
+    [100, 1_000, 10_000].into_iter().for_each(|items| long_session(figures, items));
+}
+
+/// What is asked of a pod whose history has so many items of 1 KiB.
+fn long_session(figures: &mut Figures, items: u64) {
+    let world = scripted(Vec::new());
+    let folder = world.status("main")["state_dir"].as_str().unwrap().to_owned();
+    shut_down(&world, "main");
+    let session = Session::open(Path::new(&folder)).unwrap();
+    let append = || {
+        let item = Item::Input { text: "word ".repeat(205), from: None };
+        timed(|| session.append(item).unwrap()).1 * 1e3
+    };
+    for _ in session.len()..items {
+        append();
+    }
+    let appended = (0..200).map(|_| append()).collect();
+    figures.row(&format!("growth: append an item to {items}"), "us", &[], appended);
+    let last = session.len() - 1;
+    drop(session);
+    world.start(&["--resume"]);
+    for (what, method, params) in [
+        ("status", "status", Value::Null),
+        ("read_output", "read_output", Value::Null),
+        ("the last item", "get_history", json!({ "since": last })),
+        ("a page from the middle", "get_history", json!({ "since": items / 2 })),
+    ] {
+        let request = json!({ "method": method, "params": params });
+        let samples = (0..200).map(|_| asked(&world, &request)).collect();
+        figures.row(&format!("growth: {what} of {items} items"), "us", &[], samples);
+    }
 }
 
 fn pods(figures: &mut Figures) {
@@ -555,7 +623,7 @@ fn pods(figures: &mut Figures) {
             (0..20).map(|_| (launched(&world, "guest"), shut_down(&world, "guest"))).unzip();
         figures.row(&format!("growth: launch beside {live} pods"), "ms", &[], up);
         figures.row(&format!("growth: shutdown beside {live} pods"), "ms", &[], down);
-        let samples = (0..200).map(|_| ask_status(&world) * 1e3).collect();
+        let samples = (0..200).map(|_| ask_status(&world)).collect();
         figures.row(&format!("growth: status beside {live} pods"), "us", &[], samples);
         let lists = (0..10).map(|_| timed(|| assert_eq!(world.insomnia(["list"]).code, Some(0))).1).collect();
         figures.row(&format!("growth: insomnia list of {live} pods"), "ms", &[], lists);
