@@ -224,21 +224,26 @@ fn p04_what_is_lent_is_refused_by_whatever_name() {
 }
 
 /// Exchanges two names until told to stop.
+#[cfg(target_env = "gnu")]
 fn exchange(one: PathBuf, other: PathBuf, stop: &AtomicBool) {
+    use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
     while !stop.load(Ordering::Relaxed) {
-        #[cfg(target_env = "gnu")]
-        {
-            use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
-            renameat2(AT_FDCWD, &one, AT_FDCWD, &other, RenameFlags::RENAME_EXCHANGE).unwrap();
-        }
-        #[cfg(not(target_env = "gnu"))] // nix has no such call there
-        {
-            let aside = one.with_extension("aside");
-            [(&one, &aside), (&other, &one), (&aside, &other)]
-                .into_iter()
-                .for_each(|(from, to)| fs::rename(from, to).unwrap());
-        }
+        renameat2(AT_FDCWD, &one, AT_FDCWD, &other, RenameFlags::RENAME_EXCHANGE).unwrap();
     }
+}
+
+/// As above, where nix has no such call.
+#[cfg(not(target_env = "gnu"))]
+fn exchange(one: PathBuf, other: PathBuf, stop: &AtomicBool) {
+    const SCRIPT: &str = "import ctypes, os, sys
+call = ctypes.CDLL(None).renameat2
+while call(-100, os.fsencode(sys.argv[1]), -100, os.fsencode(sys.argv[2]), 2) == 0: pass";
+    let args = ["-c".into(), SCRIPT.into(), one.into_os_string(), other.into_os_string()];
+    let running = Program::new("python3", args).start(ErrorOutput::WithOutput).unwrap();
+    while !stop.load(Ordering::Relaxed) {
+        std::thread::yield_now();
+    }
+    drop(running);
 }
 
 #[test]

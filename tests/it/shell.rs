@@ -918,7 +918,9 @@ fn a_call_that_fails_during_the_set_up_never_runs_the_command_unconfined() {
             while fails(syscall, error, nth) {
                 nth += rounds(nth.div_ceil(2), 1);
             }
-            assert!(nth > 1 || turn > 0, "{syscall} is not called at all");
+            // Other libraries than glibc start programs by other calls.
+            let is_called = nth > 1 || turn > 0 || !cfg!(target_env = "gnu");
+            assert!(is_called, "{syscall} is not called at all");
         }
     }
     println!("{runs} runs, {refused} refused");
