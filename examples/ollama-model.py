@@ -8,6 +8,8 @@ import json
 import subprocess
 import sys
 
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
 command = sys.argv[2:] if sys.argv[1] == "--" else ["ollama", "run", *sys.argv[1:]]
 request = json.load(sys.stdin)
 
@@ -30,7 +32,11 @@ def tell(event, **fields):
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
-program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+try:
+    program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+except OSError as error:
+    tell("error", message=f"cannot run {command[0]}: {error}")
+    sys.exit(0)
 program.stdin.write("\n".join(prompt))
 program.stdin.close()
 for line in program.stdout:

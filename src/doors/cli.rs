@@ -20,13 +20,13 @@ pub fn main() -> ExitCode {
             answer(&text);
             Ok(true)
         }
-        Asked::Run(command, given) => dispatch(command, &given),
+        Asked::Run(command, given) => dispatch(command, &given).map_err(|error| command.usage(error)),
     });
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(Error::Usage(text)) => {
-            talk_line(&format!("insomnia: {text}; see \"insomnia --help\""));
+            talk_line(&format!("insomnia: {text}"));
             ExitCode::from(2)
         }
         Err(error) => {

@@ -205,6 +205,13 @@ impl Given {
 }
 
 impl Command {
+    /// A wrong usage of this command, with where to read how it is meant.
+    #[must_use]
+    pub fn usage(&self, error: Error) -> Error {
+        let Error::Usage(text) = error else { return error };
+        Error::Usage(format!("{text}; see \"{PROGRAM}{} --help\"", self.name))
+    }
+
     /// Reads the arguments after this command's name; `None` when help is asked for.
     ///
     /// # Errors
@@ -289,10 +296,11 @@ pub fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Asked> {
         }
         let wanted = if group.is_empty() { first } else { &two_words };
         let hint = nearest(wanted, COMMANDS.iter().map(|command| command.name), "");
-        return Err(Error::Usage(format!("there is no command \"{wanted}\"{hint}")));
+        return Err(Error::Usage(format!("there is no command \"{wanted}\"{hint}; see \"{PROGRAM}--help\"")));
     };
     let rest = words.iter().skip(at + command.name.split(' ').count()).cloned();
-    match command.read(rest)?.filter(|_| at == 0) {
+    let read = command.read(rest).map_err(|error| command.usage(error))?;
+    match read.filter(|_| at == 0) {
         Some(given) => Ok(Asked::Run(command, given)),
         None => Ok(Asked::Help(command.help(PROGRAM))),
     }

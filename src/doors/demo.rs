@@ -89,6 +89,9 @@ pub(super) fn run() -> Result<bool> {
     let played = demo.play();
     let ended = demo.end_all();
     drop(place);
+    if !demo.root.is_heard()? {
+        return Ok(true); // a closed pipe is a quiet end
+    }
     played.and(ended)?;
     let follower = &mut demo.root.follower;
     if demo.surprises > 0 {

@@ -16,7 +16,7 @@ use crate::store::paths::Directories;
 use crate::store::{instruction, life, session};
 use crate::sys::confine::View;
 use crate::sys::process::{ErrorOutput, Program};
-use crate::wire::launch::pod_command;
+use crate::wire::launch::{own_pod, pod_command};
 use crate::wire::provider::{Provider, ProviderPlace};
 use crate::wire::sandbox::{Level, Sandbox};
 use crate::words::error::{Error, Result};
@@ -210,7 +210,7 @@ fn names(files: &[(Source, std::path::PathBuf)]) -> String {
 fn pod(settings: &Manifest) -> Result<String> {
     let command = pod_command(&settings.pod_command);
     let program = command.first().map(String::as_str).unwrap_or_default();
-    if command == pod_command(&[]) && std::env::var_os("INSOMNIA_POD_COMMAND").is_none() {
+    if own_pod().map_or(command == ["pod"], |own| own == Path::new(program)) {
         return version(program);
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -238,8 +238,15 @@ fn sandbox(settings: &Manifest) -> Result<String> {
     if settings.shell.sandbox == SandboxSetting::Off {
         return Err(Error::told(format!("level {}", Level::Unconfined)));
     }
-    let pod = pod_command(&[]).into_iter().next().unwrap_or_default();
-    let sandbox = Sandbox::with_program(pod.into(), File::open("/dev/null").map_err(failed)?);
+    let command = pod_command(&settings.pod_command);
+    let pod = own_pod().unwrap_or_else(|| "pod".into());
+    if command != [pod.to_string_lossy()] {
+        return Ok(format!(
+            "not tried, as \"{}\" starts pods; \"insomnia list\" shows each one's level",
+            command.join(" ")
+        ));
+    }
+    let sandbox = Sandbox::with_program(pod, File::open("/dev/null").map_err(failed)?);
     let view = || View { network: settings.shell.network, ..View::default() };
     let level = sandbox.probe(view);
     let told = format!("level {level}");

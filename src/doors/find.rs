@@ -3,13 +3,13 @@
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use crate::store::manifest::{self, Manifest};
 use crate::store::paths::{Directories, RuntimeDirectory};
 use crate::store::scope_lock::ScopeLock;
-use crate::store::{life, session};
+use crate::store::{life, repair, session};
 use crate::sys::wait::Cancel;
 use crate::tools::stop::{self, Manner, Stopped};
 use crate::tools::survey;
@@ -27,8 +27,8 @@ pub(super) struct Machine {
     pub(super) directories: Directories,
     /// The lock file.
     pub(super) lock: ScopeLock,
-    /// Where the command was called.
-    pub(super) current: PathBuf,
+    /// Where the command was called; `None` where that was removed.
+    current: Option<PathBuf>,
 }
 
 /// A pod that a person means.
@@ -50,20 +50,41 @@ impl Machine {
 
     /// These directories.
     pub(super) fn of(directories: Directories) -> Result<Machine> {
-        let current =
-            std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
         let runtime = RuntimeDirectory::open_or_create(&directories.runtime)?;
+        let current = std::env::current_dir().ok();
         Ok(Machine { directories, lock: ScopeLock::new(Arc::new(runtime)), current })
+    }
+
+    /// Where the command was called.
+    ///
+    /// # Errors
+    /// When that is gone.
+    pub(super) fn current(&self) -> Result<&Path> {
+        let gone = || Error::told("the current directory was removed, or may not be read; go to another one");
+        self.current.as_deref().ok_or_else(gone)
+    }
+
+    /// Who lives here: the table of the lock, or where that cannot be used, for a person who wants to end or ask
+    /// somebody, what the life files tell.
+    pub(super) fn table(&self) -> Result<AllocationTable> {
+        static SAID: Once = Once::new();
+        match self.lock.read() {
+            Err(error @ Error::LockUnusable { .. }) => {
+                SAID.call_once(|| log::error!("{error}; until then what pods say themselves is shown"));
+                Ok(repair::rebuild(&self.lock)?.unwrap_or_default())
+            }
+            read => read,
+        }
     }
 
     /// The settings of this user in this directory.
     pub(super) fn settings(&self) -> Result<Manifest> {
-        manifest::gather(&self.directories.config, &self.current, Vec::new())
+        manifest::gather(&self.directories.config, self.current().unwrap_or(Path::new("/")), Vec::new())
     }
 
     /// The living pod of this user that is meant.
     pub(super) fn living(&self, pod: &str) -> Result<Allocation> {
-        let table = self.lock.read()?;
+        let table = self.table()?;
         living_in(&table, pod).cloned().ok_or_else(|| match elsewhere(pod) {
             Some((_, owner)) => Error::told(format!(
                 "the pod at \"{pod}\" has no entry in \"{}\"; as user {owner}, with that runtime directory, \"insomnia stop\" ends it",
@@ -89,7 +110,7 @@ impl Machine {
 
     /// The pod that is meant, living or ended.
     pub(super) fn any(&self, pod: &str) -> Result<Found> {
-        let table = self.lock.read().unwrap_or_default(); // a damaged lock does not hide the sessions
+        let table = self.table().unwrap_or_default(); // nothing hides the sessions
         let is_alive = |entry: &&Allocation| !life::is_dead(self.lock.runtime(), entry);
         if let Some(entry) = living_in(&table, pod).filter(is_alive) {
             return Ok(Found::Living(Box::new(entry.clone())));
@@ -147,7 +168,7 @@ impl Machine {
         let wanted = Launch {
             command: &launch::pod_command(&settings.pod_command),
             args,
-            directory: &self.current,
+            directory: self.current()?,
             overlay,
             variables: &[],
             limit: settings.limits.launch(),
@@ -157,7 +178,7 @@ impl Machine {
 
     /// What a person who leaves a pod must know: who still runs, and how to reach them.
     pub(super) fn who_lives_on(&self, pod: &str) -> Result<String> {
-        let table = self.lock.read()?;
+        let table = self.table()?;
         let below = living_in(&table, pod).map(|entry| table.subtree(&entry.pod_id)).unwrap_or_default();
         let below: Vec<&str> = below.iter().map(|entry| entry.pod_id.as_str()).collect();
         let below =

@@ -2,6 +2,7 @@
 //! had enough. The one way in which `run`, `send --wait` and `attach` wait.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::doors::commands::Given;
 use crate::doors::terminal::{Spinner, answers_to_a_person, json_line, talk, talk_line, try_answer};
 use crate::sys::signal::{self, EndSignal};
+use crate::sys::wait::is_unheard;
 use crate::wire::client::{self, Address, Next, Subscription};
 use crate::words::error::{Error, Result};
 use crate::words::message::{Item, TurnResult};
@@ -127,7 +129,11 @@ impl Follower {
         }
     }
 
-    fn spin(&mut self) {
+    /// While nothing comes: lets the spinner turn, and looks whether anybody still reads.
+    fn rest(&mut self) {
+        if is_unheard(io::stdout().as_fd()) {
+            self.unheard.get_or_insert_with(|| io::ErrorKind::BrokenPipe.into());
+        }
         let (what, since) = &self.doing;
         if !self.in_line && !what.is_empty() {
             self.spinner.show(&format!("{what}, {} s", since.elapsed().as_secs()));
@@ -257,7 +263,7 @@ impl Follower {
 
     /// Prints the last text as the answer, unless it has been streamed there already.
     pub(super) fn answer_last_text(&mut self) {
-        if matches!(self.style, Style::Talk | Style::Quiet) {
+        if matches!(self.style, Style::Talk | Style::Quiet) && !self.last_text.is_empty() {
             let text = format!("{}\n", self.last_text);
             self.answer(&text);
         }
@@ -388,7 +394,7 @@ impl Followed {
             };
             match &event {
                 Some(event) => self.follower.show(event),
-                None => self.follower.spin(),
+                None => self.follower.rest(),
             }
             if matches!(event.as_deref(), Some(StreamEvent::TurnStarted { .. })) {
                 self.presses_before = self.presses_seen;

@@ -26,7 +26,7 @@ use crate::words::text::{cut_end, harmless_line};
 /// `insomnia list`: the pods of the lock, asked in parallel, and with `--all` the newest ended session of each
 /// other pod_id.
 pub(super) fn list(machine: &Machine, given: &Given) -> Result<bool> {
-    let lock_table = machine.lock.read()?;
+    let lock_table = machine.table()?;
     let is_alive = |entry: &&Allocation| !life::is_dead(machine.lock.runtime(), entry);
     let entries: Vec<&Allocation> = lock_table.allocations().iter().filter(is_alive).collect();
     let addresses: Vec<_> = entries.iter().map(|entry| survey::address_of(entry)).collect();
@@ -136,7 +136,8 @@ fn ended(machine: &Machine, id: &PodId) -> Option<Value> {
         "last_response": cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
         "last_result": summary.last_result
     });
-    Some(with(&told("has ended"), more))
+    let is_cut = summary.turn > 0 && summary.last_result.is_none();
+    Some(with(&told(if is_cut { "ended in the middle of a turn" } else { "has ended" }), more))
 }
 
 /// `insomnia show POD`: the settings of its session as resolved, each with where it comes from. Values of headers

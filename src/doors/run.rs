@@ -19,6 +19,7 @@ use crate::words::error::{Error, Result};
 use crate::words::limits::MAX_LINE_BYTES;
 use crate::words::message::TurnResult;
 use crate::words::protocol::{ErrorCode, Method, RunReply, Status, StatusReply, StreamEvent};
+use crate::words::text::escape_name;
 
 /// Runs the command. The answer is whether the root's last turn finished.
 pub(super) fn run(machine: &Machine, given: &Given) -> Result<bool> {
@@ -101,20 +102,29 @@ fn stop_tree(machine: &Machine, pod_id: &str) -> Result<()> {
 }
 
 fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {
-    let current = machine.current.clone();
+    let current = machine.current()?.to_owned();
     let directory = canonical(Path::new(given.value("dir").unwrap_or(".")), &current)?;
     if !directory.is_dir() {
         return Err(Error::told(format!("working directory \"{}\" is no directory", directory.display())));
     }
+    let text = directory.to_str().ok_or_else(|| {
+        let shown = escape_name(directory.as_os_str().as_encoded_bytes());
+        Error::told(format!(
+            "working directory \"{shown}\" is not UTF-8, which scopes must be; work in another one"
+        ))
+    })?;
     let flag = |flag: &str, key: &str| Some((key.to_owned(), json!(given.value(flag)?)));
     let provider: Map<_, _> =
         [flag("model", "model"), flag("provider", "kind")].into_iter().flatten().collect();
     let provider = Some(("provider".to_owned(), json!(provider))).filter(|_| !provider.is_empty());
-    let mut overlay: Map<_, _> = provider.into_iter().chain(flag("instruction", "instruction")).collect();
+    let mut overlay: Map<_, _> = provider.into_iter().collect();
+    if let Some(name) = given.value("instruction") {
+        let name = if name.starts_with('$') { name.into() } else { current.join(name) };
+        overlay.insert("instruction".into(), json!(name));
+    }
     let mut layers = Vec::new();
     let mut args = vec!["--name".to_owned(), given.value("name").unwrap_or("main").to_owned()];
-    let text = directory.to_string_lossy().into_owned();
-    args.extend(["--dir", &text, "--overlay", "-"].map(str::to_owned));
+    args.extend(["--dir", text, "--overlay", "-"].map(str::to_owned));
     if let Some(path) = given.value("manifest") {
         let text = crate::sys::file::read_regular(Path::new(path), manifest::MANIFEST_BYTES_MAX)
             .map_err(|source| Error::io(format!("read manifest \"{path}\""), source))?;
@@ -163,7 +173,7 @@ fn one_task(machine: &Machine, followed: &mut Followed, task: &str) -> Result<Ov
         follower.say_failure();
     }
     let finished = follower.last_end.as_ref().is_none_or(|end| end.result == TurnResult::Finished);
-    if finished && over != Over::Ended && !follower.last_text.is_empty() {
+    if finished && over != Over::Ended {
         follower.answer_last_text();
     }
     Ok(over)
@@ -172,13 +182,18 @@ fn one_task(machine: &Machine, followed: &mut Followed, task: &str) -> Result<Ov
 /// Each line is a task; the next one is read when the tree is quiet.
 fn lines_from_input(machine: &Machine, followed: &mut Followed) -> Result<Over> {
     let input = std::io::stdin();
+    let is_terminal = input.is_terminal();
     let mut lines = input.lock().lines();
     loop {
-        let prompt = if input.is_terminal() && followed.follower.talks() { "> " } else { "" };
+        let prompt = if is_terminal && followed.follower.talks() { "> " } else { "" };
         let next = followed.at_prompt(|| {
             talk(prompt);
             lines.next()
         });
+        // One that has hung up gives no line either, and is no terminal any more.
+        if is_terminal && !input.is_terminal() {
+            return Ok(Over::HungUp);
+        }
         let Some(line) = next else { return Ok(Over::Reached) };
         let line = line.map_err(|source| Error::io("read a line from standard input", source))?;
         if line.trim().is_empty() {
@@ -198,7 +213,7 @@ fn look_at_tree(
     follower: &mut Follower,
     waiting_for: &mut String,
 ) -> Result<Option<Vec<(String, u64)>>> {
-    let table = machine.lock.read()?;
+    let table = machine.table()?;
     let Some(root) = machine.living(pod_id).ok() else { return Ok(Some(Vec::new())) };
     let entries: Vec<_> = [&root].into_iter().chain(table.subtree(&root.pod_id)).collect();
     let addresses: Vec<_> = entries.iter().map(|entry| survey::address_of(entry)).collect();
@@ -231,7 +246,7 @@ fn look_at_tree(
 }
 
 fn say_who_is_left(machine: &Machine, pod: &str) -> Result<()> {
-    let table = machine.lock.read()?;
+    let table = machine.table()?;
     let mine = format!("{pod}/");
     let is_mine = |by: &String| by.starts_with(&mine);
     let orphans = table.allocations().iter().filter(|entry| entry.spawned_by.as_ref().is_some_and(is_mine));

@@ -72,7 +72,7 @@ fn add_rows(
 /// `insomnia scope who PATH`: the line of pods that hold a scope over the path; the last one that lives may
 /// write it.
 pub(super) fn who(machine: &Machine, given: &Given) -> Result<bool> {
-    let path = canonical(Path::new(given.word(0, "PATH")?), &machine.current)?;
+    let path = canonical(Path::new(given.word(0, "PATH")?), machine.current()?)?;
     let path = path.to_str().ok_or_else(|| Error::told("nobody can hold a path that is not UTF-8"))?;
     let allocations = machine.lock.read()?;
     let holders = allocations.holders(path);

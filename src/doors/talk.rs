@@ -25,11 +25,11 @@ const JUST_ENDED: Duration = Duration::from_secs(2);
 
 /// `insomnia send POD TEXT`.
 pub(super) fn send(machine: &Machine, given: &Given) -> Result<bool> {
-    let address = machine.address(given.word(0, "POD")?)?;
-    let input = given.word(1, "TEXT")?.to_owned();
+    let (pod, input) = (given.word(0, "POD")?, given.word(1, "TEXT")?.to_owned());
     if input.trim().is_empty() {
         return Err(Error::Usage("TEXT is empty".into()));
     }
+    let address = machine.address(pod)?;
     let ask = || client::ask::<RunReply>(&address, None, Method::Run { input });
     if !given.has("wait") {
         let sent = ask()?;
@@ -58,9 +58,7 @@ pub(super) fn send(machine: &Machine, given: &Given) -> Result<bool> {
         answer("\n");
     } else {
         follower.answer_last_text();
-        if end.result != TurnResult::Finished {
-            talk_line(&format!("the turn did not finish: {}", end.message.unwrap_or_default()));
-        }
+        follower.say_failure();
     }
     Ok(end.result == TurnResult::Finished)
 }
@@ -245,12 +243,13 @@ pub(super) fn cancel(machine: &Machine, given: &Given) -> Result<bool> {
 /// # Errors
 /// When the pod does not live or refuses.
 pub(super) fn set(machine: &Machine, given: &Given) -> Result<bool> {
-    let address = machine.address(given.word(0, "POD")?)?;
+    let pod = given.word(0, "POD")?;
     match given.word(1, "the setting")? {
         "model" => {}
         other => return Err(Error::Usage(format!("\"model\" can be set, not \"{other}\""))),
     }
     let model = given.word(2, "NAME")?.to_owned();
+    let address = machine.address(pod)?;
     client::ask::<Done>(&address, None, Method::Set { model: model.clone() })?;
     reply(given, &json!({ "model": model }), || {
         format!("the next request of pod {} asks {model}", address.pod)
@@ -272,7 +271,8 @@ pub(super) fn resume(machine: &Machine, given: &Given) -> Result<bool> {
             asked.is_err() && life::ended_by(machine.lock.runtime(), &entry, &new_cancel()?, by)
         }
     };
-    let manifest = given.value("manifest").map(|path| machine.current.join(path).display().to_string());
+    let absolute = |path| machine.current().map(|current| current.join(path).display().to_string());
+    let manifest = given.value("manifest").map(absolute).transpose()?;
     if starts {
         let mut args = ["--name", pod, "--resume"].map(str::to_owned).to_vec();
         args.extend(manifest.map(|path| format!("--manifest={path}")));
@@ -288,8 +288,7 @@ pub(super) fn resume(machine: &Machine, given: &Given) -> Result<bool> {
         let had = Session::open_to_read(Path::new(&status.state_dir))?.first_scope()?;
         for rule in had.iter().filter(|rule| rule.writes() && !status.scope.contains(rule)) {
             let who = machine
-                .lock
-                .read()?
+                .table()?
                 .holders(rule.path())
                 .last()
                 .map(|holder| format!(": pod {} holds it now", holder.pod_id));

@@ -29,7 +29,7 @@ use crate::sys::signal::{self, EndSignal};
 use crate::sys::{clock, file, process, socket, thread};
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, Mailbox};
-use crate::tools::shell;
+use crate::tools::{shell, toolbox};
 use crate::wire::events::{Callback, EventSender};
 use crate::wire::launch::Ready;
 use crate::wire::provider::{Provider, ProviderPlace};
@@ -113,6 +113,7 @@ pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
     let settings_before = previous.iter().map(|previous| previous.settings.clone());
     let layers = settings_before.chain(overlays(&options)?).collect();
     let mut manifest = manifest::gather(&directories.config, &directory, layers)?;
+    toolbox::check_denied(&manifest.tools.deny)?;
     let given = std::mem::take(&mut manifest.provider);
     manifest.provider = Provider::choose(&given)?;
     for (key, is_chosen) in

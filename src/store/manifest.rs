@@ -32,6 +32,10 @@ const ABOVE_ZERO: [&str; 8] = [
     "shell.timeout_seconds",
 ];
 
+/// Keys whose values are paths, or begin with one.
+const PATHS: [&str; 6] =
+    ["provider.file", "provider.api_key_file", "instruction", "scope", "shell.writable", "trusted_projects"];
+
 /// Which kind of model is behind the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -236,6 +240,9 @@ impl Layer {
                     "it must be at least 1"
                 }
                 Some(model) if key == "provider.model" && !is_model_name(model) => MODEL_NAME_RULE,
+                _ if PATHS.contains(&key.as_str()) && begins_at_home(value) => {
+                    "only a shell knows what \"~\" is; write the whole path"
+                }
                 _ => continue,
             };
             let place = harmless_line(place);
@@ -258,12 +265,13 @@ impl Layer {
 
     /// Whether the layer gives anything that could widen rights; the sentence names the key.
     fn check_project(&self, below: &Manifest) -> Result<()> {
-        let refuse = |key: &str| {
+        let refuse_to = |what: &str| {
             Err(Error::Manifest(format!(
-                "manifest \"{}\" may not set \"{key}\": it comes with the project; set it in your own manifest, or list the project's directory there in \"trusted_projects\"",
+                "manifest \"{}\" may not {what}: it comes with the project; set it in your own manifest, or list the project's directory there in \"trusted_projects\"",
                 harmless_line(&self.place)
             )))
         };
+        let refuse = |key: &str| refuse_to(&format!("set \"{key}\""));
         for key in ["pod_command", "scope", "trusted_projects", "protect_git"] {
             if self.given.contains_key(key) {
                 return refuse(key);
@@ -281,14 +289,18 @@ impl Layer {
                 }
                 _ => false,
             };
-            if !narrows {
+            if !narrows && key == "timeout_seconds" {
+                let now = below.shell.timeout_seconds;
+                return refuse_to(&format!("raise \"shell.timeout_seconds\" (it is {now})"));
+            } else if !narrows {
                 return refuse(&format!("shell.{key}"));
             }
         }
         let limits = json!(below.limits);
         for (key, value) in keys_of("limits") {
-            if value.as_u64() > limits.get(key).and_then(Value::as_u64) {
-                return refuse(&format!("limits.{key}"));
+            let now = limits.get(key).and_then(Value::as_u64);
+            if value.as_u64() > now {
+                return refuse_to(&format!("raise \"limits.{key}\" (it is {})", now.unwrap_or_default()));
             }
         }
         let instruction = self.given.get("instruction").and_then(Value::as_str).unwrap_or("$insomnia/");
@@ -367,6 +379,12 @@ fn make_absolute(given: &mut Map<String, Value>, base: &Path) {
     }
 }
 
+fn begins_at_home(value: &Value) -> bool {
+    let texts =
+        value.as_str().into_iter().chain(value.as_array().into_iter().flatten().filter_map(Value::as_str));
+    texts.into_iter().any(|text| text == "~" || text.starts_with("~/"))
+}
+
 /// The values of a manifest by their whole keys, in order: `provider.model`, `wake_on_events`.
 pub fn flatten(given: &Map<String, Value>) -> impl Iterator<Item = (String, &Value)> {
     given.iter().flat_map(|(key, value)| match value.as_object() {
@@ -386,9 +404,13 @@ fn wrong(place: &str, error: &serde_json::Error, given: Option<&Map<String, Valu
     let text = error.to_string();
     let text = text.split(" at line ").next().unwrap_or(&text);
     let mut text = text.split("struct ").next().unwrap_or(text).to_owned(); // names a type of ours
-    for (rust, json) in
-        [("sequence", "a list"), ("map", "an object"), ("u64", "a whole number"), ("u32", "a whole number")]
-    {
+    for (rust, json) in [
+        ("sequence", "a list"),
+        ("map", "an object"),
+        ("u64", "a whole number"),
+        ("u32", "a whole number"),
+        ("usize", "a whole number"),
+    ] {
         text = text.replace(&format!("expected a {rust}"), &format!("expected {json}"));
         text = text.replace(&format!("expected {rust}"), &format!("expected {json}"));
     }

@@ -87,7 +87,7 @@ fn repair_missing(lock: &ScopeLock) -> Result<Repaired> {
 }
 
 /// The table of the pods that live, or why there is none.
-fn rebuild(lock: &ScopeLock) -> Result<Result<AllocationTable, Vec<String>>> {
+pub(crate) fn rebuild(lock: &ScopeLock) -> Result<Result<AllocationTable, Vec<String>>> {
     let runtime = lock.runtime();
     let lives = life::all(runtime)?;
     let held = lives.iter().filter(|life| life::probe(runtime, life) == Holding::Held);

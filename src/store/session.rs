@@ -81,11 +81,15 @@ fn folder_name(life: &Life) -> String {
 /// When it cannot be made.
 pub fn create_folder(state: &Path, pod_id: &PodId, life: &Life) -> Result<PathBuf> {
     let directory = state.join(pod_id.as_str()).join(folder_name(life));
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory.join(RESULTS))
-        .map_err(|source| Error::io(format!("create session folder \"{}\"", directory.display()), source))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(directory.join(RESULTS)).map_err(|source| {
+        Error::io(
+            format!(
+                "create session folder \"{}\" (XDG_STATE_HOME chooses another place)",
+                directory.display()
+            ),
+            source,
+        )
+    })?;
     Ok(directory)
 }
 

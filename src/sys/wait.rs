@@ -104,6 +104,14 @@ pub fn wait_readable(
     }
 }
 
+/// Whether nobody can read any more what is written there: the other end of a pipe is closed. Source: poll(2), `POLLERR`.
+#[must_use]
+pub fn is_unheard(descriptor: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(descriptor, PollFlags::empty())];
+    let is_ready = nix::poll::poll(&mut fds, PollTimeout::ZERO).is_ok();
+    is_ready && fds.iter().filter_map(PollFd::revents).any(|events| events.contains(PollFlags::POLLERR))
+}
+
 /// A poll time-out that never ends before `left` has passed: milliseconds, rounded up.
 fn poll_timeout(left: Duration) -> PollTimeout {
     let millis = left.as_micros().div_ceil(1000);

@@ -321,6 +321,9 @@ pub fn wait(context: &PodContext, input: Value, cancel: &Cancel) -> Result<Value
     let mut message = false;
     loop {
         let news = context.mailbox.await_news(); // before asking, so that nothing falls between
+        if cancel.is_set() {
+            return Err(Error::Cancelled);
+        }
         let (done, running) = look(context, &records);
         let left = deadline.saturating_duration_since(Instant::now());
         let why = match input.until {
@@ -332,9 +335,6 @@ pub fn wait(context: &PodContext, input: Value, cancel: &Cancel) -> Result<Value
         };
         if let Some(why) = why {
             return Ok(report(context, &done, &running, why));
-        }
-        if cancel.is_set() {
-            return Err(Error::Cancelled);
         }
         message = news.wait(left.min(WAIT_AGAIN)) == Some(NewsKind::Message);
     }

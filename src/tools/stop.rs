@@ -82,19 +82,25 @@ pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result
     let last_response = last_words().map(|status| cut_end(&status.last_response, MAX_LAST_RESPONSE_BYTES));
     let children = children_of(&lock.read().unwrap_or_default(), target); // damaged: those within its scope are found
     let how = end(lock, target, manner)?;
-    let table = lock.edit(Some(manner.cancel), |table| {
+    let released = lock.edit(Some(manner.cancel), |table| {
         // Whoever releases removes the traces; without an entry they may be those of a successor already.
         if let Some(gone) = table.release(&target.life) {
             lock.remove_traces(&gone);
         }
         Ok(table.clone())
-    })?;
+    });
+    let table = match released {
+        Ok(edited) => edited.value,
+        // It has ended all the same, and a repair finds only who lives.
+        Err(Error::LockUnusable { .. }) => AllocationTable::default(),
+        Err(error) => return Err(error),
+    };
     Ok(Stopped {
         pod_id: target.pod_id.clone(),
         how,
         scope_returned: target.write_rules().map(ToString::to_string).collect(),
         last_response: last_response.unwrap_or_default(),
-        survivors: survivors(&table.value, target, &children),
+        survivors: survivors(&table, target, &children),
     })
 }
 

@@ -14,6 +14,36 @@ use crate::words::error::{Error, Result};
 use crate::words::message::ToolCall;
 use crate::words::text::{cut_middle, harmless_line, without_marks};
 
+/// All tools that there are.
+pub const TOOLS: [&str; 13] = [
+    "SpawnPod",
+    "SendToPod",
+    "ReadPodOutput",
+    "StopPod",
+    "ListPods",
+    "WaitPods",
+    "IntroducePod",
+    "ReadFile",
+    "WriteFile",
+    "EditFile",
+    "ListFiles",
+    "SearchFiles",
+    "Shell",
+];
+
+/// Checks that only tools are denied: a misspelt one would be there.
+///
+/// # Errors
+/// `Error::Manifest` with the name that no tool has.
+pub fn check_denied(names: &[String]) -> Result<()> {
+    let Some(unknown) = names.iter().find(|name| !TOOLS.contains(&name.as_str())) else { return Ok(()) };
+    Err(Error::Manifest(format!(
+        "\"tools.deny\" names \"{}\", which is no tool; the tools are {}",
+        harmless_line(unknown),
+        TOOLS.join(", ")
+    )))
+}
+
 /// The tools of one pod.
 #[derive(Debug)]
 pub struct Toolbox {

@@ -43,8 +43,13 @@ pub fn pod_command(from_manifest: &[String]) -> Vec<String> {
     if !from_manifest.is_empty() {
         return from_manifest.to_vec();
     }
-    let beside = own_program().map(|program| program.with_file_name("pod")).filter(|path| path.is_file());
-    vec![beside.map_or_else(|| "pod".to_owned(), |path| path.to_string_lossy().into_owned())]
+    vec![own_pod().map_or_else(|| "pod".to_owned(), |path| path.to_string_lossy().into_owned())]
+}
+
+/// The program `pod` beside this one, unless this one was replaced or deleted since it started.
+#[must_use]
+pub fn own_pod() -> Option<PathBuf> {
+    own_program().map(|program| program.with_file_name("pod")).filter(|path| path.is_file())
 }
 
 /// What a pod is launched with.

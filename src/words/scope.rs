@@ -71,8 +71,14 @@ impl RuleText {
         let (path, access) = match rest.rsplit_once(':') {
             Some((path, "read")) => (path, Access::Read),
             Some((path, "write")) => (path, Access::Write),
+            Some((access, _)) if access.ends_with(":read") || access.ends_with(":write") => {
+                return Err(malformed("what follows the access must be \"recursive\" or \"flat\""));
+            }
             Some(_) | None => return Err(malformed("the access must be \"read\" or \"write\"")),
         };
+        if path == "~" || path.starts_with("~/") {
+            return Err(malformed("only a shell knows what \"~\" is; write the whole path"));
+        }
         if path.is_empty() {
             return Err(malformed("its path is empty"));
         }

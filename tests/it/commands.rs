@@ -67,6 +67,13 @@ fn doctor_finds_each_fault_and_says_what_to_do() {
     check(&[], 0, "provider", "ok", "script.json");
     check(&[], 0, "pod command", "ok", "pod 0.");
     check(&[("INSOMNIA_POD_COMMAND", "env pod")], 0, "pod command", "ok", "env pod");
+    check(
+        &[("INSOMNIA_POD_COMMAND", "env pod")],
+        0,
+        "sandbox",
+        "ok",
+        "not tried, as \"env pod\" starts pods",
+    );
     check(&[("INSOMNIA_POD_COMMAND", "/nowhere/pod x")], 1, "pod command", "fault", "/nowhere/pod");
     if has_tool("curl") {
         check(&[], 0, "curl", "ok", "curl ");
@@ -645,4 +652,110 @@ fn root_reaches_the_pod_of_another_user_by_its_socket() {
     check(&["cancel", &socket], 0, "cancelled");
     check(&["stop", &socket], 1, "as user 65534");
     kill(&json_of(&started.stdout));
+}
+
+/// Talks to a program over a terminal of its own until it waits for a line, takes the terminal away, and prints how
+/// the program ended.
+const HANG_UP: &str = "import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+seen = b''
+while not seen.endswith(b'> '):
+    seen += os.read(terminal, 1000)
+os.close(terminal)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))";
+
+#[test]
+fn a_terminal_that_goes_where_a_line_is_waited_for_leaves_the_pods_running() {
+    let world = World::with_script(json!({}));
+    for (name, more) in [("a", &[][..]), ("b", &["--keep"])] {
+        let args = [&["-c", HANG_UP, INSOMNIA, "run", "--read-only", "--name", name], more].concat();
+        let ran = ran(world.program("python3", args));
+        assert_eq!(ran.stdout, "0\n", "{}", ran.stderr);
+        assert_eq!(world.status(name)["status"], "idle");
+    }
+}
+
+#[test]
+fn a_run_whose_answer_nobody_will_read_ends_its_pods() {
+    let never = json!({ "delay_ms": 600_000, "text": "never" });
+    let world = World::with_script(json!({ "*": [never.clone(), never] }));
+    for flag in ["--name=a", "--json"] {
+        let line = format!("{INSOMNIA} run x {flag} 2>/dev/null | true");
+        assert_eq!(ran(world.program("sh", ["-c", &line])).code, Some(0));
+        assert!(world.table()["allocations"].as_array().unwrap().is_empty(), "{flag}");
+    }
+}
+
+#[test]
+fn a_damaged_lock_hides_no_pod_from_who_wants_to_ask_or_end_it() {
+    let world = World::with_script(json!({ "*": [{ "text": "here" }, { "delay_ms": 600_000 }] }));
+    world.start(&["--scope", "a:write"]);
+    world.start(&["--name", "other", "--scope", "b:write"]);
+    let lock = world.runtime().join("scope.lock");
+    std::fs::write(&lock, "garbage").unwrap();
+    let works = |args: &[&str], part: &str| {
+        let ran = world.insomnia(args);
+        assert!(ran.code == Some(0) && ran.stdout.contains(part), "{args:?}: {} {}", ran.stdout, ran.stderr);
+        let is_told = ran.stderr.matches("insomnia scope repair").count() == 1;
+        assert!(is_told, "{args:?}: {}", ran.stderr);
+    };
+    works(&["list"], "other");
+    works(&["send", "main", "hello", "--wait"], "here");
+    works(&["set", "main", "model", "m"], "asks m");
+    works(&["send", "main", "more"], "started turn 2");
+    works(&["cancel", "main"], "cancelled");
+    works(&["stop", "main"], "pod main ended");
+    let refused = world.insomnia(["run", "x"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("scope repair"), "{}", refused.stderr);
+    assert_eq!(std::fs::read_to_string(&lock).unwrap(), "garbage", "nobody but a person mends it");
+    assert_eq!(world.insomnia(["scope", "repair"]).code, Some(0));
+    assert_eq!(world.table()["allocations"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn wrong_words_are_told_with_what_is_meant() {
+    let world = World::with_script(json!({}));
+    let check = |args: &[&str], code: i32, part: &str| {
+        let ran = world.insomnia(args);
+        assert!(
+            ran.code == Some(code) && ran.stderr.contains(part),
+            "{args:?}: {:?} {}",
+            ran.code,
+            ran.stderr
+        );
+    };
+    check(&["run", "--frobnicate"], 2, "see \"insomnia run --help\"");
+    check(&["scope", "wo"], 2, "\"scope who\"?; see \"insomnia --help\"");
+    check(&["send", "main"], 2, "TEXT is missing; see \"insomnia send --help\"");
+    check(&["set", "main", "colour", "red"], 2, "\"model\" can be set");
+    check(&["run", "x", "--scope", "d:write:recursve"], 1, "must be \"recursive\" or \"flat\"");
+    check(&["run", "x", "--scope", "~/d:write"], 1, "write the whole path");
+    let there = world.project().join("r.md");
+    check(&["run", "x", "--instruction", "r.md"], 1, &format!("\"{}\"", there.display()));
+    std::fs::write(&there, "Be brief.").unwrap();
+    assert_eq!(world.insomnia(["run", "x", "--instruction", "r.md"]).code, Some(0));
+
+    let settings = |settings: Value| {
+        let mut all = settings;
+        all["provider"] = json!({ "kind": "script", "file": world.path("script.json") });
+        world.manifest(all);
+    };
+    settings(json!({ "tools": { "deny": ["WriteFile", "Shel"] } }));
+    check(&["run", "x"], 1, "\"Shel\", which is no tool; the tools are SpawnPod");
+    settings(json!({ "shell": { "writable": ["/tmp", "~/.cache"] } }));
+    check(&["run", "x"], 1, "key \"shell.writable\" is not valid: only a shell knows");
+    settings(json!({}));
+    std::fs::create_dir(world.project().join(".insomnia")).unwrap();
+    let project = world.project().join(".insomnia/manifest.json");
+    std::fs::write(&project, json!({ "limits": { "steps": 500 } }).to_string()).unwrap();
+    check(&["run", "x"], 1, "may not raise \"limits.steps\" (it is 200)");
+    std::fs::remove_file(&project).unwrap();
+
+    world.start(&[]);
+    let line = "mkdir gone && cd gone && rmdir ../gone && \"$0\" list && ! \"$0\" run x";
+    let ran = ran(world.program("sh", ["-c", line, INSOMNIA]));
+    assert!(ran.code == Some(0) && ran.stdout.contains("main"), "{} {}", ran.stdout, ran.stderr);
+    assert!(ran.stderr.contains("the current directory was removed"), "{}", ran.stderr);
 }

@@ -338,7 +338,7 @@ fn what_is_not_there_is_said_clearly() {
     check(&["read", "ghost"], 1, "there is no pod \"ghost\"");
     check(&["send", "ghost", "x"], 1, "there is no living pod \"ghost\"");
     check(&["stop", "../x"], 1, "there is no living pod");
-    check(&["send", "ghost"], 1, "no living pod");
+    check(&["send", "ghost"], 2, "TEXT is missing");
     check(&["read"], 2, "POD is missing");
     check(&["fly"], 2, "there is no command \"fly\"");
     check(&["read", "x", "--since", "y"], 2, "--since needs a number");

@@ -307,6 +307,7 @@ fn a_message_a_cancel_and_a_shutdown_end_the_waiting_at_once() {
     world.ok("main", "cancel", json!(null));
     assert_eq!(events.until_turn_ended()["result"], "cancelled");
     finished_within(asked, Duration::from_secs(2));
+    assert_eq!(world.results("main", "WaitPods"), [(false, "cancelled".to_owned())]);
     assert_eq!(world.status("slow")["status"], "running", "the pods that were waited for go on");
 
     let (world, mut events) = start();
