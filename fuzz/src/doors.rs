@@ -67,7 +67,9 @@ fn pod_comes_back(arguments: &Arguments) {
     options.manifest.iter().for_each(|value| add("manifest", value.as_os_str()));
     options.callback.iter().for_each(|value| add("callback", value.as_os_str()));
     overlay.iter().for_each(|value| add("overlay", value.as_os_str()));
-    again.extend(options.resume.then(|| "--resume".into()));
+    if let Some(pod_id) = &options.resume {
+        again.extend(["--resume", "--name", pod_id.as_str()].map(OsString::from));
+    }
     again.extend((*mode == Mode::Foreground).then(|| "--foreground".into()));
     let Ok(Ok(twice)) = pod_command::parse(again) else { panic!("{arguments:?}") };
     assert_eq!(format!("{twice:?}"), format!("{arguments:?}"));

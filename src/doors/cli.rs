@@ -11,7 +11,6 @@ use crate::doors::{demo, doctor, list, manual, run, scope, talk};
 use crate::words::error::{Error, Result};
 
 /// Runs the command: 0 done, 1 the answer is no or it failed, 2 wrong usage.
-#[must_use]
 pub fn main() -> ExitCode {
     let level = std::env::var("RUST_LOG").unwrap_or_else(|_| "error".to_owned());
     let _ = env_logger::Builder::new().parse_filters(&level).try_init(); // the first logger stays

@@ -125,7 +125,6 @@ pub struct Command {
 pub static COMMANDS: LazyLock<Vec<Command>> = LazyLock::new(|| read_table(TABLE));
 
 /// Reads commands from a text like that of `insomnia`.
-#[must_use]
 pub fn read_table(text: &'static str) -> Vec<Command> {
     let mut commands: Vec<Command> = Vec::new();
     for line in text.lines() {
@@ -168,13 +167,11 @@ pub struct Given {
 
 impl Given {
     /// Whether a switch was given.
-    #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.values.contains_key(name)
     }
 
     /// The last value of an option.
-    #[must_use]
     pub fn value(&self, name: &str) -> Option<&str> {
         self.values(name).last()
     }
@@ -206,7 +203,6 @@ impl Given {
 
 impl Command {
     /// A wrong usage of this command, with where to read how it is meant.
-    #[must_use]
     pub fn usage(&self, error: Error) -> Error {
         let Error::Usage(text) = error else { return error };
         Error::Usage(format!("{text}; see \"{PROGRAM}{} --help\"", self.name))
@@ -252,7 +248,6 @@ impl Command {
     }
 
     /// What `--help` prints; `program` stands before the name.
-    #[must_use]
     pub fn help(&self, program: &str) -> String {
         let usage = format!("{program}{} {}", self.name, self.arguments);
         let flags = self.flags.iter().map(|flag| {
@@ -329,7 +324,6 @@ fn distance(a: &str, b: &str) -> usize {
 }
 
 /// What `insomnia --help` prints: about one screen.
-#[must_use]
 pub fn help() -> String {
     let mut text = String::from(
         "insomnia: several LLM agents on one machine, never two writers on one path\n\nUsage: insomnia COMMAND [OPTIONS]\n\n",

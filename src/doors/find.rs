@@ -11,7 +11,7 @@ use crate::store::paths::{Directories, RuntimeDirectory};
 use crate::store::scope_lock::ScopeLock;
 use crate::store::{life, repair, session};
 use crate::sys::wait::Cancel;
-use crate::tools::stop::{self, Manner, Stopped};
+use crate::tools::stop::{self, Manner};
 use crate::tools::survey;
 use crate::wire::client::{self, Address};
 use crate::wire::launch::{self, Launch, Ready};
@@ -147,20 +147,11 @@ impl Machine {
     }
 
     /// Ends a pod, or with the tree every pod below it too; each outcome.
-    pub(super) fn stop(
-        &self,
-        target: &Allocation,
-        tree: bool,
-        ask: bool,
-    ) -> Result<Vec<Result<Stopped, (PodId, Error)>>> {
+    pub(super) fn stop(&self, target: &Allocation, tree: bool, ask: bool) -> Result<Vec<stop::Outcome>> {
         let cancel = new_cancel()?;
         let limit: Duration = self.settings().map(|settings| settings.limits).unwrap_or_default().stop();
         let manner = Manner { from: None, limit, ask, cancel: &cancel };
-        Ok(if tree {
-            stop::stop_tree(&self.lock, target, manner)
-        } else {
-            vec![stop::stop(&self.lock, target, manner).map_err(|error| (target.pod_id.clone(), error))]
-        })
+        Ok(stop::stop_all(&self.lock, target, tree, manner))
     }
 
     /// Starts a pod here.

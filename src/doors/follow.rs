@@ -13,7 +13,7 @@ use crate::sys::signal::{self, EndSignal};
 use crate::sys::wait::is_unheard;
 use crate::wire::client::{self, Address, Next, Subscription};
 use crate::words::error::{Error, Result};
-use crate::words::message::{Item, TurnResult};
+use crate::words::message::{Item, TurnResult, end_in_words};
 use crate::words::protocol::{CancelReply, Method, Status, StreamEvent};
 use crate::words::text::{cut_end, harmless_line};
 
@@ -112,6 +112,8 @@ impl Follower {
         if let StreamEvent::Item(logged) = event {
             if let Some(text) = logged.item.reply_text() {
                 text.clone_into(&mut self.last_text);
+            } else if let Item::TurnEnded { turn, result, message } = &logged.item {
+                self.last_end = Some(TurnEnd { turn: *turn, result: *result, message: message.clone() });
             }
         } else if let StreamEvent::TurnStarted { .. } = event {
             self.last_text.clear();
@@ -145,7 +147,7 @@ impl Follower {
         let short = |text: &str| cut_end(&harmless_line(&without(text)), LINE_BYTES_MAX);
         match event {
             StreamEvent::TurnStarted { turn, cause } => {
-                self.say(&format!("-- turn {turn} ({})", format!("{cause:?}").to_lowercase()));
+                self.say(&format!("-- turn {turn} ({cause})"));
             }
             StreamEvent::TextDelta { text } => self.text(text),
             StreamEvent::ToolCall { name, input, .. } => {
@@ -164,9 +166,7 @@ impl Follower {
                 self.say(&format!("-- attempt {attempt} failed, again in {wait_seconds:.1} s: {reason}"));
             }
             StreamEvent::TurnEnded { turn, result, message } => {
-                let result = format!("{result:?}").to_lowercase();
-                let why = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
-                self.say(&format!("-- turn {turn} {result}{why}"));
+                self.say(&format!("-- {}", end_in_words(*turn, *result, message.as_deref())));
             }
             StreamEvent::Compaction { until, .. } => {
                 self.say(&format!(
@@ -255,9 +255,7 @@ impl Follower {
     pub(super) fn say_failure(&self) {
         let failed = self.last_end.as_ref().filter(|end| end.result != TurnResult::Finished);
         if let Some(end) = failed.filter(|_| self.style == Style::Quiet) {
-            let (turn, result) = (end.turn, format!("{:?}", end.result).to_lowercase());
-            let why = end.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
-            talk_line(&format!("turn {turn} {result}{why}"));
+            talk_line(&end_in_words(end.turn, end.result, end.message.as_deref()));
         }
     }
 
@@ -336,6 +334,8 @@ pub(super) struct Followed {
     pub(super) follower: Follower,
     /// What `subscribe` answered, and what comes.
     pub(super) events: Subscription,
+    /// The number of the next item of the history.
+    next_item: u64,
     first: First,
     presses: Presses,
     presses_seen: usize,
@@ -352,10 +352,12 @@ impl Followed {
         first: First,
         presses: Presses,
     ) -> Result<Followed> {
+        let events = client::subscribe(address, since)?;
         Ok(Followed {
             address: address.clone(),
             follower: Follower::new(style),
-            events: client::subscribe(address, since)?,
+            next_item: events.opened.cursor,
+            events,
             first,
             presses,
             presses_seen: 0,
@@ -390,8 +392,16 @@ impl Followed {
             let event = match self.events.next(Instant::now() + LOOK_AGAIN)? {
                 Next::Event(event) => Some(event),
                 Next::Nothing => None,
-                Next::Over => return Ok(Over::Ended),
+                // The pod drops one that does not keep up, as a terminal that was stopped; then it is still there.
+                Next::Over => match client::subscribe(&self.address, Some(self.next_item)) {
+                    Ok(events) => {
+                        self.events = events;
+                        continue;
+                    }
+                    Err(_) => return Ok(Over::Ended),
+                },
             };
+            self.next_item += u64::from(matches!(event.as_deref(), Some(StreamEvent::Item(_))));
             match &event {
                 Some(event) => self.follower.show(event),
                 None => self.follower.rest(),

@@ -150,6 +150,11 @@ pub(super) fn show(machine: &Machine, given: &Given) -> Result<bool> {
         settings.provider.model = Some(model);
         settings.sources.insert("provider.model".into(), "insomnia set".into());
     }
+    if let Some(url) = settings.provider.base_url.as_mut() {
+        if let Some(at) = url.find('?') {
+            url.replace_range(at.., "?(not shown)");
+        }
+    }
     settings.provider.headers.values_mut().for_each(|value| *value = json!("(not shown)"));
     let (values, sources) = (json!(settings), &settings.sources);
     let source = |key: &str| sources.get(key).map_or("built in", String::as_str);

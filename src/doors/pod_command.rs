@@ -19,7 +19,7 @@ use crate::heart::pod::{self, NotStarted, Pod, StartOptions};
 use crate::sys::{confine, process, raw, signal, thread};
 use crate::wire::sandbox;
 use crate::words::error::{Error, Result};
-use crate::words::identity::{IdentityError, Life, PodName};
+use crate::words::identity::{IdentityError, Life, PodId, PodName};
 
 /// The command and its options, in the form of the table of `insomnia`.
 const TABLE: &str = "\
@@ -82,7 +82,6 @@ struct NotReady {
 }
 
 /// Runs the command.
-#[must_use]
 pub fn main() -> ExitCode {
     let given: Vec<OsString> = std::env::args_os().skip(1).collect();
     if let Some(code) = sandbox::helper_main(&given) {
@@ -121,15 +120,20 @@ pub fn parse(mut given: Vec<OsString>) -> Result<Result<Arguments, String>> {
     }
     let misnamed = |error: IdentityError| Error::Usage(error.to_string());
     let path = |name: &str| given.value(name).map(PathBuf::from);
+    // A pod that is there already may have a number behind its name.
+    let (name, resume) = match (given.value("name"), given.has("resume")) {
+        (name, true) => (None, Some(PodId::new(name.unwrap_or("main")).map_err(misnamed)?)),
+        (name, false) => (name.map(PodName::new).transpose().map_err(misnamed)?, None),
+    };
     let options = StartOptions {
-        name: given.value("name").map(PodName::new).transpose().map_err(misnamed)?,
+        name,
         directory: path("dir"),
         scope: given.values("scope").map(str::to_owned).collect(),
         manifest: path("manifest"),
         overlay: None,
         callback: path("callback"),
         adopt: given.value("adopt").map(Life::new).transpose().map_err(misnamed)?,
-        resume: given.has("resume"),
+        resume,
         task: given.value("task").map(str::to_owned),
     };
     let mode = match (is_background, given.has("foreground")) {

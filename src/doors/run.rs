@@ -9,7 +9,7 @@ use crate::doors::commands::Given;
 use crate::doors::find::Machine;
 use crate::doors::follow::{First, Followed, Follower, Over, Presses, Style};
 use crate::doors::terminal::{answer, json_line, talk, talk_line};
-use crate::store::manifest::{self, Layer, Source};
+use crate::store::manifest::{self, Layer};
 use crate::store::paths::canonical;
 use crate::sys::signal;
 use crate::tools::survey;
@@ -126,9 +126,7 @@ fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {
     let mut args = vec!["--name".to_owned(), given.value("name").unwrap_or("main").to_owned()];
     args.extend(["--dir", text, "--overlay", "-"].map(str::to_owned));
     if let Some(path) = given.value("manifest") {
-        let text = crate::sys::file::read_regular(Path::new(path), manifest::MANIFEST_BYTES_MAX)
-            .map_err(|source| Error::io(format!("read manifest \"{path}\""), source))?;
-        layers.push(Layer::parse(&text, Source::Overlay, path, &current)?);
+        layers.push(manifest::named(Path::new(path))?);
         args.extend(["--manifest".to_owned(), current.join(path).to_string_lossy().into_owned()]);
     }
     let flags =

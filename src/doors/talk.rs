@@ -1,6 +1,5 @@
 //! The commands that ask one pod: send, read, history, log, attach, stop, cancel, resume.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -9,6 +8,7 @@ use crate::doors::commands::Given;
 use crate::doors::find::{Found, Machine, new_cancel};
 use crate::doors::follow::{First, Followed, Over, Presses, Style, TurnEnd};
 use crate::doors::terminal::{answer, json_line, reply, talk_line};
+use crate::heart::recover::Previous;
 use crate::store::life;
 use crate::store::session::{self, Page, Session};
 use crate::sys::clock;
@@ -17,7 +17,7 @@ use crate::tools::survey;
 use crate::wire::client;
 use crate::words::error::{Error, Result};
 use crate::words::identity::PodId;
-use crate::words::message::{Item, LoggedItem, Summary, TurnResult};
+use crate::words::message::{Item, LoggedItem, Summary, TurnResult, end_in_words};
 use crate::words::protocol::{CancelReply, Done, Method, OutputReply, RunReply, Status, StatusReply};
 
 /// How long the life of a pod that does not answer may still be held after its end.
@@ -123,9 +123,7 @@ fn say_past_end(given: &Given, since: Option<u64>, items: u64) {
 fn describe(number: u64, logged: &LoggedItem) -> String {
     let text = match &logged.item {
         Item::Session { pod_id, program, .. } => format!("session of pod {pod_id} (insomnia {program})"),
-        Item::TurnStarted { turn, cause } => {
-            format!("turn {turn} begins ({})", format!("{cause:?}").to_lowercase())
-        }
+        Item::TurnStarted { turn, cause } => format!("turn {turn} begins ({cause})"),
         Item::Input { text, from: None } => format!("person: {text}"),
         Item::Input { text, from: Some(from) } => format!("pod {from}: {text}"),
         Item::Notification { text } => text.clone(),
@@ -141,10 +139,7 @@ fn describe(number: u64, logged: &LoggedItem) -> String {
             format!("a summary stands for the items before {until} from here on: {summary}")
         }
         Item::ModelSet { model } => format!("the model is {model} from here on"),
-        Item::TurnEnded { turn, result, message } => {
-            let why = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
-            format!("turn {turn} {}{why}", format!("{result:?}").to_lowercase())
-        }
+        Item::TurnEnded { turn, result, message } => end_in_words(*turn, *result, message.as_deref()),
     };
     let at = clock::compact_utc(logged.at);
     format!("{number:>5} {at} {}", text.replace('\n', "\n      "))
@@ -285,7 +280,7 @@ pub(super) fn resume(machine: &Machine, given: &Given) -> Result<bool> {
     let address = machine.address(pod)?;
     let status: StatusReply = client::ask(&address, None, Method::Status)?;
     if starts {
-        let had = Session::open_to_read(Path::new(&status.state_dir))?.first_scope()?;
+        let had = Previous::find(&machine.directories, &status.pod_id)?.scope;
         for rule in had.iter().filter(|rule| rule.writes() && !status.scope.contains(rule)) {
             let who = machine
                 .table()?

@@ -136,7 +136,9 @@ fn row_of(machine: &Machine, pod: &str) -> Result<Row> {
         }
         Found::Ended(_) => {
             let life: Option<Life> = None; // its newest session is meant
-            Row { pod: known(PodId::new(pod)?, PodName::new(pod)?, Status::Stopped), life }
+            let name = PodName::new(pod)
+                .or_else(|_| PodName::new(pod.rsplit_once('-').map_or(pod, |(name, _)| name)))?;
+            Row { pod: known(PodId::new(pod)?, name, Status::Stopped), life }
         }
     })
 }

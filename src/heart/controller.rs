@@ -37,8 +37,8 @@ const QUEUED_MAX: usize = 256;
 
 /// What the pod is about.
 enum Phase {
-    /// Nothing runs; `paused` says why the last turn did not finish.
-    Idle { worker: Box<Worker>, paused: Option<String> },
+    /// Nothing runs; after a turn that did not finish nothing wakes it.
+    Idle { worker: Box<Worker>, is_paused: bool },
     /// A turn runs.
     Running(RunningTurn),
     /// It is over: no turn runs and none will.
@@ -83,7 +83,6 @@ impl std::fmt::Debug for Controller {
 
 impl Controller {
     /// The controller of a pod that has just started. `first_request_within` is for adopted pods.
-    #[must_use]
     pub fn new(
         context: Arc<PodContext>,
         events: Receiver<Event>,
@@ -92,15 +91,15 @@ impl Controller {
     ) -> Controller {
         let notices = NoticeBuffer::new(context.manifest.limits.notices);
         let published = context.session.len();
-        let (status, detail, paused) = match context.session.ask(|summary| summary.last_result) {
-            None => (Status::Idle, "no turn yet".to_owned(), None),
-            Some(TurnResult::Finished) => (Status::Idle, "waiting for input".to_owned(), None),
+        let (status, detail) = match context.session.ask(|summary| summary.last_result) {
+            None => (Status::Idle, "no turn yet"),
+            Some(TurnResult::Finished) => (Status::Idle, "waiting for input"),
             Some(TurnResult::Failed | TurnResult::Cancelled | TurnResult::Limit) => {
-                let why = "the last turn did not finish".to_owned();
-                (Status::Paused, why.clone(), Some(why))
+                (Status::Paused, "the last turn did not finish")
             }
         };
-        let state = State { status, detail, since: clock::now_seconds(), queued: 0 };
+        let is_paused = status == Status::Paused;
+        let state = State { status, detail: detail.to_owned(), since: clock::now_seconds(), queued: 0 };
         let queued = context.session.unheard().unwrap_or_else(|error| {
             log::error!("inputs of before are not read: {error}"); // they stay in the file
             Vec::new()
@@ -108,7 +107,7 @@ impl Controller {
         Controller {
             context,
             events,
-            phase: Phase::Idle { worker: Box::new(worker), paused },
+            phase: Phase::Idle { worker: Box::new(worker), is_paused },
             state,
             queued: queued.into(),
             notices,
@@ -201,7 +200,11 @@ impl Controller {
         }
         let by_person = input.from.is_none();
         self.accept(input)?;
-        self.start_turn(Cause::Run, by_person)
+        self.start_turn(Cause::Run, by_person).or_else(|error| {
+            log::error!("cannot start a turn for what was accepted: {error}"); // it waits for the next one
+            let turn = self.context.session.ask(|summary| summary.turn) + 1;
+            Ok(RunReply { turn, queued: true })
+        })
     }
 
     /// On disk before it is accepted; in the queue until the turn takes it.
@@ -218,8 +221,8 @@ impl Controller {
         }
         self.turns_in_a_row = 0;
         match &self.phase {
-            Phase::Idle { paused: Some(_), .. } => self.start_turn(Cause::Resume, true),
-            Phase::Idle { paused: None, .. } => {
+            Phase::Idle { is_paused: true, .. } => self.start_turn(Cause::Resume, true),
+            Phase::Idle { is_paused: false, .. } => {
                 Err(WireError::new(ErrorCode::Conflict, "there is no failed or cancelled turn to go on with"))
             }
             Phase::Running(_) => Err(WireError::new(ErrorCode::Conflict, "a turn is running already")),
@@ -347,13 +350,16 @@ impl Controller {
             self.set_state(Status::Idle, "ending".into());
             return;
         }
-        let paused = (result != TurnResult::Finished).then(|| message.unwrap_or_default());
-        let (status, detail) = match &paused {
-            None => (Status::Idle, "waiting for input".to_owned()),
-            Some(why) => (Status::Paused, format!("the last turn did not finish: {why}")),
+        let is_paused = result != TurnResult::Finished;
+        let (status, detail) = match is_paused {
+            false => (Status::Idle, "waiting for input".to_owned()),
+            true => {
+                let why = message.unwrap_or_default();
+                (Status::Paused, format!("the last turn did not finish: {why}"))
+            }
         };
-        let goes_on = paused.is_none() && !self.queued.is_empty();
-        self.phase = Phase::Idle { worker, paused };
+        let goes_on = !is_paused && !self.queued.is_empty();
+        self.phase = Phase::Idle { worker, is_paused };
         self.set_state(status, detail);
         if goes_on {
             let by_person = self.queued.iter().any(|input| input.from.is_none());
@@ -392,7 +398,7 @@ impl Controller {
 
     /// Starts a turn when something waits that wakes, nobody has paused the pod, and it is allowed to go on.
     fn wake(&mut self) {
-        let is_ready = matches!(self.phase, Phase::Idle { paused: None, .. });
+        let is_ready = matches!(self.phase, Phase::Idle { is_paused: false, .. });
         if !is_ready
             || !self.context.manifest.wake_on_events
             || !self.notices.wakes()
@@ -429,7 +435,7 @@ impl Controller {
             WireError::new(ErrorCode::Internal, format!("cannot start a turn: {error}; try again later"))
         };
         let cancel = Cancel::new().map_err(internal)?;
-        let Phase::Idle { worker, paused } = std::mem::replace(&mut self.phase, Phase::Over) else {
+        let Phase::Idle { worker, is_paused } = std::mem::replace(&mut self.phase, Phase::Over) else {
             return Err(shutting_down());
         };
         let turn = self.context.session.ask(|summary| summary.turn) + 1;
@@ -455,7 +461,7 @@ impl Controller {
                 let taken = thread::lock(&slot).take();
                 if let Some((worker, opening)) = taken {
                     self.put_back(opening);
-                    self.phase = Phase::Idle { worker, paused };
+                    self.phase = Phase::Idle { worker, is_paused };
                 }
                 Err(internal(error))
             }

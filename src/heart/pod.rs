@@ -26,7 +26,7 @@ use crate::store::registry::Registry;
 use crate::store::scope_lock::{ScopeLock, ScopeView};
 use crate::store::session::{self, Input, Session};
 use crate::sys::signal::{self, EndSignal};
-use crate::sys::{clock, file, process, socket, thread};
+use crate::sys::{clock, process, socket, thread};
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, Mailbox};
 use crate::tools::{shell, toolbox};
@@ -62,8 +62,8 @@ pub struct StartOptions {
     pub callback: Option<PathBuf>,
     /// The reservation to take over.
     pub adopt: Option<Life>,
-    /// Whether to go on with the newest session of that name.
-    pub resume: bool,
+    /// The pod whose newest session it goes on with.
+    pub resume: Option<PodId>,
     /// The first input.
     pub task: Option<String>,
 }
@@ -97,10 +97,7 @@ impl From<Error> for NotStarted {
 /// With the reason, after entry, folder and socket have been taken back.
 pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
     let directories = Directories::from_environment()?;
-    let previous = match options.resume {
-        true => Some(Previous::find(&directories, options.name.as_ref())?),
-        false => None,
-    };
+    let previous = options.resume.as_ref().map(|pod_id| Previous::find(&directories, pod_id)).transpose()?;
     let current =
         std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
     let before = previous.as_ref().map(|previous| previous.directory.as_path());
@@ -148,11 +145,7 @@ pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
 fn overlays(options: &StartOptions) -> Result<Vec<Layer>> {
     let mut layers = Vec::new();
     if let Some(path) = &options.manifest {
-        let text = file::read_regular(path, manifest::MANIFEST_BYTES_MAX)
-            .map_err(|source| Error::io(format!("read manifest \"{}\"", path.display()), source))?;
-        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-        let base = absolute.parent().unwrap_or(Path::new("/"));
-        layers.push(Layer::parse(&text, manifest::Source::Overlay, &path.to_string_lossy(), base)?);
+        layers.push(manifest::named(path)?);
     }
     if let Some(text) = &options.overlay {
         let place = given_by(options);
@@ -430,7 +423,6 @@ fn end_on_signals(context: &Arc<PodContext>) -> Result<()> {
 
 impl Pod {
     /// What the launch command says of it.
-    #[must_use]
     pub fn ready(&self) -> Ready {
         Ready {
             pod_id: self.context.own.pod_id.clone(),
@@ -440,7 +432,6 @@ impl Pod {
     }
 
     /// The pod's log file.
-    #[must_use]
     pub fn log_path(&self) -> PathBuf {
         session::log_path(self.context.session.directory())
     }
@@ -477,9 +468,7 @@ fn say_goodbye(context: &PodContext) {
     }
     let released = context.lock.edit(None, |table| {
         let above: Vec<Allocation> = table.ancestors(&context.own.pod_id).into_iter().cloned().collect();
-        if let Some(own) = table.release(&context.own.life) {
-            context.lock.remove_traces(&own);
-        }
+        context.lock.release(table, &context.own.life);
         Ok(above)
     });
     let above = match released {

@@ -11,7 +11,8 @@ use crate::store::paths::Directories;
 use crate::store::registry::{Origin, PodRecord};
 use crate::store::session::{self, Session};
 use crate::tools::context::PodContext;
-use crate::words::allocation::Refusal;
+use crate::tools::survey;
+use crate::words::allocation::{AllocationState, Refusal};
 use crate::words::error::{Error, Result};
 use crate::words::identity::{PodId, PodName};
 use crate::words::message::{Item, TurnResult};
@@ -36,13 +37,12 @@ pub struct Previous {
 }
 
 impl Previous {
-    /// The newest session of the name that is asked for. Its first item says what the pod was started with.
+    /// The newest session of this pod. Its first item says what the pod was started with.
     ///
     /// # Errors
     /// When there is none, or it cannot be read.
-    pub fn find(directories: &Directories, name: Option<&PodName>) -> Result<Previous> {
-        let wanted = name.map_or("main", PodName::as_str);
-        let folders = session::folders_of(&directories.state, &PodId::new(wanted)?);
+    pub fn find(directories: &Directories, wanted: &PodId) -> Result<Previous> {
+        let folders = session::folders_of(&directories.state, wanted);
         let folder = folders.into_iter().next().ok_or_else(|| {
             Error::told(format!(
                 "there is no session of \"{wanted}\" to go on with; \"insomnia list --all\" shows all"
@@ -99,6 +99,14 @@ pub fn recover(context: &Arc<PodContext>, lost: &[Refusal]) -> Result<()> {
         let record = PodRecord { origin, ..record };
         context.registry.add(record.clone())?;
         watcher::watch(context, record);
+    }
+    // Those that came back in the lock, but had not been recorded.
+    for entry in table.subtree(own).into_iter().filter(|entry| entry.state == AllocationState::Live) {
+        if context.registry.by_life(&entry.life).is_none() {
+            let record = survey::record_of(&context.directories.state, entry, Origin::Descendant);
+            context.registry.add(record.clone())?;
+            watcher::watch(context, record);
+        }
     }
     Ok(())
 }

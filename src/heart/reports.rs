@@ -75,9 +75,7 @@ fn ended(context: &PodContext, table: &AllocationTable, life: &Life) -> Result<O
         None => table.clone(),
         Some(_) => {
             let freed = context.lock.edit(None, |table| {
-                if let Some(gone) = table.release(life) {
-                    context.lock.remove_traces(&gone);
-                }
+                context.lock.release(table, life);
                 Ok(table.clone())
             });
             freed?.value
@@ -88,7 +86,6 @@ fn ended(context: &PodContext, table: &AllocationTable, life: &Life) -> Result<O
 }
 
 /// The write rules of an ended pod that are this pod's again, each with what its own pods still hold of it.
-#[must_use]
 pub fn came_back(table: &AllocationTable, own: &PodId, scope: &[Rule]) -> Vec<String> {
     let Some(effective) = table.effective(own) else { return Vec::new() };
     let mine = |rule: &&Rule| {

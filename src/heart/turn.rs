@@ -102,6 +102,8 @@ impl Worker {
         if let Err(Halt::Failed(error)) = self.log(Item::TurnEnded { turn, result, message: message.clone() })
         {
             log::error!("the end of turn {turn} is not in the history: {error}"); // it is told all the same
+            let message = message.clone();
+            self.context.mailbox.post(Event::Show(StreamEvent::TurnEnded { turn, result, message }));
         }
         (result, message)
     }

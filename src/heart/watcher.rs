@@ -20,6 +20,9 @@ use crate::words::notification::render_crash;
 /// it exits, so this matters only where it gave up waiting.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(200);
 
+/// How often a pod is looked at whose life file was removed.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
 /// Starts to watch a pod.
 pub fn watch(context: &Arc<PodContext>, record: PodRecord) {
     let name = format!("watch {}", record.pod_id);
@@ -32,15 +35,23 @@ pub fn watch(context: &Arc<PodContext>, record: PodRecord) {
 }
 
 fn watch_until_end(context: &PodContext, record: &PodRecord) {
-    if let Err(error) = life::wait_for_end(context.lock.runtime(), &record.life) {
-        log::error!("cannot watch pod \"{}\": {error}", record.pod_id); // ListPods shows its end
-        return;
-    }
-    if context.is_ending() {
-        return;
-    }
-    // What it held is its spawner's again from now on, whoever speaks of its end.
-    let edited = context.lock.edit(None, |table| Ok(table.clone()));
+    let edited = loop {
+        if let Err(error) = life::wait_for_end(context.lock.runtime(), &record.life) {
+            log::error!("cannot watch pod \"{}\": {error}", record.pod_id); // ListPods shows its end
+            return;
+        }
+        if context.is_ending() {
+            return;
+        }
+        // What it held is its spawner's again from now on, whoever speaks of its end.
+        let edited = context.lock.edit(None, |table| Ok(table.clone()));
+        // A life file that somebody has removed proves nothing; the lock judges such a pod by its process.
+        if edited.as_ref().is_ok_and(|edited| edited.value.by_life(&record.life).is_some()) {
+            std::thread::sleep(LOOK_AGAIN);
+        } else {
+            break edited;
+        }
+    };
     // An entry that was still there for us to reclaim was not given back: nothing is on its way.
     let is_crash =
         edited.as_ref().is_ok_and(|edited| edited.reclaimed.iter().any(|gone| gone.life == record.life));

@@ -84,7 +84,6 @@ impl HeldLife {
     }
 
     /// Which life it is.
-    #[must_use]
     pub fn life(&self) -> &Life {
         &self.life
     }
@@ -100,7 +99,6 @@ impl HeldLife {
 }
 
 /// Looks whether a life is held, without waiting.
-#[must_use]
 pub fn probe(runtime: &RuntimeDirectory, life: &Life) -> Holding {
     match file::open_at(runtime.descriptor(), &file_name(life)).and_then(file::try_lock_shared) {
         Ok(Ok(_)) => Holding::Free,
@@ -116,7 +114,6 @@ pub fn probe(runtime: &RuntimeDirectory, life: &Life) -> Holding {
 /// Whether the pod of this entry is dead for sure.
 ///
 /// A missing life file proves nothing: then the process must be gone, a zombie, or another one.
-#[must_use]
 pub fn is_dead(runtime: &RuntimeDirectory, allocation: &Allocation) -> bool {
     match probe(runtime, &allocation.life) {
         Holding::Held => false,
@@ -164,7 +161,6 @@ pub fn ended_by(
 ///
 /// A start time is counted in ticks of 10 ms, so a number and a time alone could fit another process.
 /// Source: proc_pid_fd(5).
-#[must_use]
 pub fn is_open_in(runtime: &RuntimeDirectory, life: &Life, pid: Pid) -> bool {
     let Ok(Some(stamp)) = file::stamp_at(runtime.descriptor(), &file_name(life)) else { return false };
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
@@ -209,7 +205,6 @@ pub fn entry_of(runtime: &RuntimeDirectory, life: &Life) -> Result<Allocation> {
 }
 
 /// Who holds a life, in words.
-#[must_use]
 pub fn holder_of(runtime: &RuntimeDirectory, life: &Life) -> String {
     let stamp = file::stamp_at(runtime.descriptor(), &file_name(life)).ok().flatten();
     process::holder_of_lock(stamp.map_or(0, |stamp| stamp.inode()))

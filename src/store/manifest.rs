@@ -366,6 +366,13 @@ fn make_absolute(given: &mut Map<String, Value>, base: &Path) {
     {
         absolute(value);
     }
+    // A program without a slash is looked for on PATH.
+    let command = given.get_mut("provider").and_then(|provider| provider.get_mut("command"));
+    let program = |list: &mut Value| {
+        list.get_mut(0).filter(|word| word.as_str().is_some_and(|word| word.contains('/'))).map(absolute)
+    };
+    command.and_then(program);
+    given.get_mut("pod_command").and_then(program);
     let all_absolute = |list: Option<&mut Value>| {
         list.and_then(Value::as_array_mut).into_iter().flatten().for_each(absolute);
     };
@@ -449,7 +456,6 @@ pub fn gather(config: &Path, directory: &Path, overlays: Vec<Layer>) -> Result<M
 }
 
 /// Whether the value of a header of this name may be a secret.
-#[must_use]
 pub fn may_be_secret(header: &str) -> bool {
     let header = header.to_ascii_lowercase();
     ["key", "auth", "token", "secret", "cookie"].iter().any(|sign| header.contains(sign))
@@ -472,6 +478,17 @@ pub fn save(folder: &Path, manifest: &Manifest) -> Result<()> {
         file::write_complete(&directory, Path::new(name), text.as_bytes(), 0o600).map_err(failed)?;
     }
     Ok(())
+}
+
+/// The settings in a file that a person names.
+///
+/// # Errors
+/// As `Layer::parse`, and when the file cannot be read.
+pub fn named(path: &Path) -> Result<Layer> {
+    let text = read_regular(path, MANIFEST_BYTES_MAX)
+        .map_err(|source| Error::io(format!("read manifest \"{}\"", path.display()), source))?;
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    Layer::parse(&text, Source::Overlay, &path.to_string_lossy(), absolute.parent().unwrap_or(Path::new("/")))
 }
 
 /// The settings that `save` has kept, as a layer.
@@ -512,6 +529,18 @@ mod tests {
 
     fn layer(source: Source, text: &str) -> Layer {
         Layer::parse(text, source, "m.json", Path::new("/p")).unwrap()
+    }
+
+    #[test]
+    fn a_program_that_is_a_path_is_the_one_beside_the_manifest() {
+        let text = r#"{"provider":{"command":["./model","./x"]},"pod_command":["bin/pod"]}"#;
+        let layer = Layer::parse(text, Source::User, "m.json", Path::new("/c")).unwrap();
+        let manifest = lay_over(&[layer]).unwrap();
+        assert_eq!(manifest.provider.command, ["/c/./model", "./x"]);
+        assert_eq!(manifest.pod_command, ["/c/bin/pod"]);
+        let layer =
+            Layer::parse(r#"{"pod_command":["pod"]}"#, Source::User, "m.json", Path::new("/c")).unwrap();
+        assert_eq!(lay_over(&[layer]).unwrap().pod_command, ["pod"]);
     }
 
     #[test]

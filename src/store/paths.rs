@@ -13,6 +13,7 @@ use crate::sys::file::Stamp;
 use crate::sys::{file, process, socket};
 use crate::words::error::{Error, Result};
 use crate::words::identity::PodId;
+use crate::words::limits::MAX_RULES;
 use crate::words::scope::{Rule, RuleText};
 use crate::words::text::escape_name;
 
@@ -114,7 +115,6 @@ impl Directories {
     }
 
     /// What neither models nor their commands may look into: these directories, and the file with the key.
-    #[must_use]
     pub fn hidden(&self, key_file: Option<&PathBuf>) -> Vec<PathBuf> {
         let own = [&self.runtime, &self.state, &self.config].into_iter().chain(key_file);
         own.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())).collect()
@@ -209,13 +209,11 @@ impl RuntimeDirectory {
     }
 
     /// Its path.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Whether its path still leads to it.
-    #[must_use]
     pub fn is_in_place(&self) -> bool {
         let open = file::stamp_at(&self.descriptor, Path::new(".")).ok().flatten();
         let named = std::fs::symlink_metadata(&self.path).ok().map(|metadata| Stamp::of(&metadata));
@@ -223,7 +221,6 @@ impl RuntimeDirectory {
     }
 
     /// Its open descriptor.
-    #[must_use]
     pub fn descriptor(&self) -> &OwnedFd {
         &self.descriptor
     }
@@ -337,6 +334,9 @@ pub fn canonical_rule(text: &str, base: &Path) -> Result<Rule> {
 pub fn canonical_rules<T: AsRef<str>>(texts: impl IntoIterator<Item = T>, base: &Path) -> Result<Vec<Rule>> {
     let mut rules: Vec<Rule> = Vec::new();
     for text in texts {
+        if rules.len() > MAX_RULES {
+            break; // refused by whoever registers them
+        }
         let rule = canonical_rule(text.as_ref(), base)?;
         if !rules.contains(&rule) {
             rules.push(rule);
@@ -346,7 +346,6 @@ pub fn canonical_rules<T: AsRef<str>>(texts: impl IntoIterator<Item = T>, base: 
 }
 
 /// The directory of the project around `directory`: the nearest one upward that has `name` in it.
-#[must_use]
 pub fn nearest_upward(directory: &Path, name: &str) -> Option<PathBuf> {
     directory.ancestors().find(|place| place.join(name).exists()).map(Path::to_owned)
 }

@@ -173,25 +173,21 @@ impl Registry {
     }
 
     /// The living pod of this id.
-    #[must_use]
     pub fn get(&self, pod_id: &PodId) -> Option<PodRecord> {
         self.memory().content.pods.iter().find(|known| known.pod_id == *pod_id).cloned()
     }
 
     /// The pod of this life, unless its end was spoken of.
-    #[must_use]
     pub fn by_life(&self, life: &Life) -> Option<PodRecord> {
         self.memory().unspoken().find(|known| known.life == *life).cloned()
     }
 
     /// The newest ended pod of this id.
-    #[must_use]
     pub fn get_ended(&self, pod_id: &PodId) -> Option<PodRecord> {
         self.memory().content.ended.iter().rev().find(|known| known.pod_id == *pod_id).cloned()
     }
 
     /// All living pods.
-    #[must_use]
     pub fn pods(&self) -> Vec<PodRecord> {
         self.memory().content.pods.clone()
     }

@@ -46,19 +46,16 @@ impl ScopeLock {
     pub(crate) const NAME: &str = "scope.lock";
 
     /// The lock file in this runtime directory.
-    #[must_use]
     pub fn new(runtime: Arc<RuntimeDirectory>) -> ScopeLock {
         ScopeLock { runtime }
     }
 
     /// The runtime directory.
-    #[must_use]
     pub fn runtime(&self) -> &RuntimeDirectory {
         &self.runtime
     }
 
     /// The path of the file.
-    #[must_use]
     pub fn path(&self) -> PathBuf {
         self.runtime.path().join(ScopeLock::NAME)
     }
@@ -135,6 +132,14 @@ impl ScopeLock {
             if table.by_life(&life).is_none() && life::probe(&self.runtime, &life) == Holding::Free {
                 life::remove(&self.runtime, &life);
             }
+        }
+    }
+
+    /// Takes the entry of this very life out of the table and removes what it has left in the runtime directory. To be
+    /// called inside `edit`. Without an entry the traces may be those of a successor already.
+    pub fn release(&self, table: &mut AllocationTable, life: &Life) {
+        if let Some(gone) = table.release(life) {
+            self.remove_traces(&gone);
         }
     }
 
@@ -271,6 +276,12 @@ impl ScopeLock {
                 self.path().display()
             )));
         }
+        if text.len() > TABLE_BYTES_MAX {
+            return Err(Error::told(format!(
+                "the change would make \"{}\" too large to be read",
+                self.path().display()
+            )));
+        }
         if !self.is_current(locked)? {
             return Err(Error::told(format!(
                 "\"{}\" was replaced by somebody else during a change; look who does that, then try again",
@@ -300,7 +311,6 @@ pub struct ScopeView {
 
 impl ScopeView {
     /// The view of this life of this pod.
-    #[must_use]
     pub fn new(lock: ScopeLock, pod_id: PodId, life: Life) -> ScopeView {
         ScopeView { lock, pod_id, life, last: Mutex::new(None) }
     }

@@ -18,7 +18,6 @@ use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, PodId};
 use crate::words::limits::MAX_PAGE_BYTES;
 use crate::words::message::{Item, LoggedItem, Summary};
-use crate::words::scope::Rule;
 
 const HISTORY: &str = "history.jsonl";
 const INBOX: &str = "inbox.jsonl";
@@ -94,7 +93,6 @@ pub fn create_folder(state: &Path, pod_id: &PodId, life: &Life) -> Result<PathBu
 }
 
 /// The folders of all sessions of this pod_id, the newest first.
-#[must_use]
 pub fn folders_of(state: &Path, pod_id: &PodId) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = std::fs::read_dir(state.join(pod_id.as_str()))
         .into_iter()
@@ -108,7 +106,6 @@ pub fn folders_of(state: &Path, pod_id: &PodId) -> Vec<PathBuf> {
 }
 
 /// The pod_ids that have a session in this state directory, sorted.
-#[must_use]
 pub fn pod_ids(state: &Path) -> Vec<PodId> {
     let entries = std::fs::read_dir(state).into_iter().flatten();
     let mut ids: Vec<PodId> = entries
@@ -120,7 +117,6 @@ pub fn pod_ids(state: &Path) -> Vec<PodId> {
 }
 
 /// The identity of a session in the `spawned_by` of an entry: its folder below the state directory.
-#[must_use]
 pub fn session_name(directory: &Path) -> String {
     let parts: Vec<_> =
         directory.iter().rev().take(2).map(|part| part.to_string_lossy().into_owned()).collect();
@@ -128,13 +124,11 @@ pub fn session_name(directory: &Path) -> String {
 }
 
 /// The history of a session folder.
-#[must_use]
 pub fn history_path(directory: &Path) -> PathBuf {
     directory.join(HISTORY)
 }
 
 /// The log file of a session folder.
-#[must_use]
 pub fn log_path(directory: &Path) -> PathBuf {
     directory.join(LOG)
 }
@@ -216,7 +210,6 @@ impl Session {
     }
 
     /// Where long tool results are kept.
-    #[must_use]
     pub fn results(&self) -> PathBuf {
         self.directory.join(RESULTS)
     }
@@ -235,6 +228,9 @@ impl Session {
         let mut line =
             serde_json::to_vec(&logged).map_err(|error| Error::told(format!("cannot log: {error}")))?;
         line.push(b'\n');
+        if line.len() as u64 >= ITEM_BYTES_MAX {
+            return Err(Error::told(format!("an item of {} bytes is more than a history takes", line.len())));
+        }
         let mut log = self.log();
         let begin = log.offsets.last().copied().unwrap_or(0);
         if let Err(source) = log.file.write_all(&line) {
@@ -249,13 +245,11 @@ impl Session {
     }
 
     /// How many items there are.
-    #[must_use]
     pub fn len(&self) -> u64 {
         (self.log().offsets.len() as u64).saturating_sub(1)
     }
 
     /// Whether there is no item.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -266,7 +260,6 @@ impl Session {
     }
 
     /// What the items say about the pod.
-    #[must_use]
     pub fn summary(&self) -> Summary {
         self.log().summary.clone()
     }
@@ -296,18 +289,6 @@ impl Session {
         let items = items.map_err(|error| failed(error.into()))?;
         let cursor = since + items.len() as u64;
         Ok(Page { items, cursor, more: cursor < count })
-    }
-
-    /// The rules that the pod was started with first.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
-    pub fn first_scope(&self) -> Result<Vec<Rule>> {
-        let first = self.page(0)?.items.into_iter().next();
-        Ok(match first.map(|logged| logged.item) {
-            Some(Item::Session { scope, .. }) => scope,
-            Some(_) | None => Vec::new(),
-        })
     }
 
     /// What the model of this session is sent, the last compaction applied.

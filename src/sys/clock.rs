@@ -7,20 +7,17 @@ use std::io::{self, Read};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Milliseconds since 1970.
-#[must_use]
 pub fn now_millis() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Seconds since 1970.
-#[must_use]
 pub fn now_seconds() -> u64 {
     now_millis() / 1000
 }
 
 /// A time as `20261130T142009.123Z`, which sorts by time as text.
-#[must_use]
 pub fn compact_utc(millis: u64) -> String {
     let (year, month, day) = civil_from_days(millis / 86_400_000);
     let of_day = millis % 86_400_000;

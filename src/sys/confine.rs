@@ -1,7 +1,8 @@
 //! Confining this process and what it starts: namespaces with a narrower view of the files, or Landlock.
 //!
 //! Knows paths, descriptors and mounts, never pods. Runs in a process of its own that has one thread, because a
-//! process with several may not enter a user namespace. Every step that fails is an error: nothing is left out.
+//! process with several may not enter a user namespace. Every step that fails is an error; only what an older kernel
+//! does not have is left out, which the level's name tells.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -105,11 +106,16 @@ pub fn enter_inner(uid: u32, gid: u32) -> io::Result<()> {
     let plain = |id: u32| if id == 0 { PLAIN_ID } else { id };
     map_ids((plain(uid), 0), (plain(gid), 0))?;
     lock_privileges()?;
-    if raw::landlock_version() >= 6 {
+    if hides_abstract_sockets() {
         raw::landlock_restrict(&raw::landlock_ruleset(0, SCOPED)?)
             .map_err(|error| told("confine signals and abstract sockets", error))?;
     }
     Ok(())
+}
+
+/// Whether the kernel can keep the confined from abstract sockets outside: Landlock of version 6, Linux 6.12.
+pub fn hides_abstract_sockets() -> bool {
+    raw::landlock_version() >= 6
 }
 
 fn protect_kernel_settings(uid: u32, names: &[&str]) -> io::Result<()> {

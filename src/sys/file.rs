@@ -27,7 +27,6 @@ pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Whether a directory itself has this name, and no link to one.
-#[must_use]
 pub fn is_real_directory(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
@@ -295,7 +294,6 @@ pub struct Stamp {
 
 impl Stamp {
     /// The stamp of an open or named file.
-    #[must_use]
     pub fn of(metadata: &std::fs::Metadata) -> Stamp {
         Stamp {
             mode: metadata.mode(),
@@ -308,20 +306,17 @@ impl Stamp {
     }
 
     /// Whether it is a regular file.
-    #[must_use]
     pub fn is_file(&self) -> bool {
         use nix::sys::stat::SFlag;
         SFlag::from_bits_truncate(self.mode) & SFlag::S_IFMT == SFlag::S_IFREG
     }
 
     /// The number of the file in its file system.
-    #[must_use]
     pub fn inode(&self) -> u64 {
         self.inode
     }
 
     /// Whether both stamps are of one file, in whatever state.
-    #[must_use]
     pub fn same_file(&self, other: &Stamp) -> bool {
         (self.device, self.inode) == (other.device, other.inode)
     }
@@ -352,7 +347,6 @@ pub struct LockedFile(Option<Flock<File>>);
 
 impl LockedFile {
     /// The open file.
-    #[must_use]
     pub fn file(&self) -> &File {
         self.0.as_ref().expect("it is taken out only by what ends this value")
     }

@@ -245,7 +245,6 @@ impl Running {
     }
 
     /// Its process number.
-    #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -304,7 +303,6 @@ pub struct ProcessStat {
 ///
 /// Fields are counted after the last `)`, because the program's name may contain anything.
 /// Source: proc_pid_stat(5), fields 3 (state) and 22 (starttime).
-#[must_use]
 pub fn parse_stat(text: &[u8]) -> Option<ProcessStat> {
     let close = text.iter().rposition(|&byte| byte == b')')?;
     let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
@@ -315,25 +313,21 @@ pub fn parse_stat(text: &[u8]) -> Option<ProcessStat> {
 }
 
 /// What the system says of this process number now; `None` when no process has it.
-#[must_use]
 pub fn process_stat(pid: i32) -> Option<ProcessStat> {
     parse_stat(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// The number of this process.
-#[must_use]
 pub fn own_pid() -> i32 {
     nix::unistd::getpid().as_raw()
 }
 
 /// The real user id of this process.
-#[must_use]
 pub fn own_uid() -> u32 {
     nix::unistd::getuid().as_raw()
 }
 
 /// Who holds a flock(2) on the file of this inode, in words. Source: proc_locks(5).
-#[must_use]
 pub fn holder_of_lock(inode: u64) -> String {
     let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
     let suffix = format!(":{inode}");
@@ -352,7 +346,6 @@ pub fn holder_of_lock(inode: u64) -> String {
 }
 
 /// The effective group id of this process.
-#[must_use]
 pub fn own_gid() -> u32 {
     nix::unistd::getegid().as_raw()
 }
@@ -470,7 +463,6 @@ impl DetachedSelf {
 }
 
 /// The path of this program, unless it was replaced or deleted since it started.
-#[must_use]
 pub fn own_program() -> Option<PathBuf> {
     std::env::current_exe().ok().filter(|path| path.exists())
 }

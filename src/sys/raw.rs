@@ -145,7 +145,6 @@ struct PathRule {
 }
 
 /// Which version of Landlock the kernel has; 0 for none.
-#[must_use]
 pub fn landlock_version() -> c_long {
     // SAFETY: with this flag the call takes no structure and returns a number.
     let version = unsafe { syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, 1) };

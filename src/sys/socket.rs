@@ -76,7 +76,6 @@ pub struct LineReader {
 
 impl LineReader {
     /// Reads from this stream.
-    #[must_use]
     pub fn new(stream: UnixStream) -> LineReader {
         LineReader { stream, pending: Vec::new(), scanned: 0 }
     }

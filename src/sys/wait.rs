@@ -36,7 +36,6 @@ impl Cancel {
     }
 
     /// Whether the flag is set.
-    #[must_use]
     pub fn is_set(&self) -> bool {
         self.inner.0.load(Ordering::SeqCst)
     }
@@ -105,7 +104,6 @@ pub fn wait_readable(
 }
 
 /// Whether nobody can read any more what is written there: the other end of a pipe is closed. Source: poll(2), `POLLERR`.
-#[must_use]
 pub fn is_unheard(descriptor: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(descriptor, PollFlags::empty())];
     let is_ready = nix::poll::poll(&mut fds, PollTimeout::ZERO).is_ok();

@@ -62,7 +62,6 @@ pub struct PodContext {
 
 impl PodContext {
     /// Whether the pod is ending and refuses new work.
-    #[must_use]
     pub fn is_ending(&self) -> bool {
         self.ending.load(Ordering::SeqCst)
     }
@@ -80,13 +79,11 @@ impl PodContext {
     }
 
     /// The model that is asked: the one set last, else that of the settings.
-    #[must_use]
     pub fn model(&self) -> Option<String> {
         self.session.ask(|summary| summary.model.clone()).or_else(|| self.manifest.provider.model.clone())
     }
 
     /// Insomnia's own directories, which neither tools nor commands may look into.
-    #[must_use]
     pub fn hidden(&self) -> Vec<PathBuf> {
         self.directories.hidden(self.manifest.provider.api_key_file.as_ref())
     }

@@ -27,7 +27,6 @@ use crate::words::limits::Limits;
 use crate::words::scope::{EffectiveScope, Verdict};
 
 /// What the model is told about the tools of this file.
-#[must_use]
 pub fn specs(limits: &Limits) -> Vec<ToolSpec> {
     let page = limits.file_read_bytes >> 10;
     vec![
@@ -73,7 +72,6 @@ fn edit_schema() -> Value {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct ReadInput {
     path: String,
     offset: Option<u64>,
@@ -81,14 +79,12 @@ struct ReadInput {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct WriteInput {
     path: String,
     content: String,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct EditInput {
     path: String,
     old: String,

@@ -49,7 +49,6 @@ impl Glob {
 
     /// Whether `path`, relative and separated by `/`, matches. Any bytes are fine: those that are not UTF-8
     /// count as U+FFFD.
-    #[must_use]
     pub fn matches(&self, path: &[u8]) -> bool {
         let path = String::from_utf8_lossy(path);
         let names = path.split('/').filter(|name| !name.is_empty());

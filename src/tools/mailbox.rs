@@ -3,8 +3,6 @@
 //!
 //! The channel is bounded; when it is full, whoever posts waits. The controller never posts to itself.
 
-use std::time::Duration;
-
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::store::registry::PodRecord;
@@ -119,14 +117,12 @@ pub struct Mailbox {
 }
 
 /// The refusal of a pod that is ending.
-#[must_use]
 pub fn shutting_down() -> WireError {
     WireError::new(ErrorCode::ShuttingDown, "the pod is ending; start another one or wait until it has ended")
 }
 
 impl Mailbox {
     /// A mailbox and its reading end, which is the controller's.
-    #[must_use]
     pub fn new() -> (Mailbox, Receiver<Event>) {
         let (sender, receiver) = bounded(MAILBOX_EVENTS_MAX);
         (Mailbox { sender }, receiver)
@@ -150,7 +146,6 @@ impl Mailbox {
     }
 
     /// How the pod is; `None` when the controller has ended.
-    #[must_use]
     pub fn state(&self) -> Option<State> {
         let (reply, answer) = bounded(1);
         self.post(Event::State(reply));
@@ -158,7 +153,6 @@ impl Mailbox {
     }
 
     /// Takes the texts that wait for the turn.
-    #[must_use]
     pub fn take_queued(&self) -> Vec<Input> {
         let (reply, answer) = bounded(1);
         self.post(Event::TakeQueued(reply));
@@ -166,11 +160,10 @@ impl Mailbox {
     }
 
     /// Begins to listen for news; everything after this call counts.
-    #[must_use]
-    pub fn await_news(&self) -> News {
+    pub fn await_news(&self) -> Receiver<NewsKind> {
         let (reply, news) = bounded(1);
         self.post(Event::AwaitNews(reply));
-        News { coming: news }
+        news
     }
 }
 
@@ -181,18 +174,4 @@ pub enum NewsKind {
     Message,
     /// Something happened to another pod.
     Notice,
-}
-
-/// News that somebody waits for.
-#[derive(Debug)]
-pub struct News {
-    coming: Receiver<NewsKind>,
-}
-
-impl News {
-    /// Waits for news, at most this long; `None` when none came, or the controller has ended.
-    #[must_use]
-    pub fn wait(&self, limit: Duration) -> Option<NewsKind> {
-        self.coming.recv_timeout(limit).ok()
-    }
 }

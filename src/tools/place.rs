@@ -55,7 +55,6 @@ pub struct FileDesk {
 
 impl FileDesk {
     /// A desk that has seen no file yet.
-    #[must_use]
     pub fn new(
         directory: PathBuf,
         hidden: Vec<PathBuf>,
@@ -358,9 +357,13 @@ pub(crate) fn judged_text(place: &Path) -> String {
     chunks.fold(String::new(), |text, chunk| text + chunk.valid() + &"\0".repeat(chunk.invalid().len()))
 }
 
-/// Whether programs outside obey what is written at this place: git its hooks and configuration, Insomnia its
-/// project manifest. In any case of letters, because some file systems do not tell them apart.
+/// Whether programs outside obey what is written at this place: git its hooks and configuration and the file that
+/// leads there, Insomnia its project manifest. In any case of letters, because some file systems do not tell them apart.
 fn is_obeyed_by_others(place: &Path) -> bool {
+    // In a linked work tree or a submodule `.git` is a file that leads git to all of these.
+    if place.file_name().is_some_and(|name| name.eq_ignore_ascii_case(".git")) {
+        return true;
+    }
     let mut in_git = false;
     place.iter().any(|name| {
         let is = |word: &str| name.eq_ignore_ascii_case(word);

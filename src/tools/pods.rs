@@ -33,21 +33,18 @@ const WAIT_SECONDS_MAX: u64 = 3600;
 const WAIT_AGAIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct SendInput {
     pod_id: String,
     message: String,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct ReadInput {
     pod_id: String,
     since: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct StopInput {
     pod_id: String,
     #[serde(default)]
@@ -55,18 +52,15 @@ struct StopInput {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct IntroduceInput {
     to: String,
     pod_id: String,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct ListInput {}
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct WaitInput {
     pod_ids: Option<Vec<String>>,
     #[serde(default)]
@@ -83,7 +77,6 @@ enum Until {
 }
 
 /// The tools as the model is told about them.
-#[must_use]
 pub fn specs() -> Vec<ToolSpec> {
     let pod_id = json!({ "type": "string", "description": "the pod_id as ListPods shows it" });
     let spec = |name: &'static str, description: &str, properties: Value, required: &[&str]| ToolSpec {
@@ -177,12 +170,7 @@ pub fn send(context: &PodContext, input: Value) -> Result<Value> {
 /// When the pod was never known, or lives but does not answer.
 pub fn read(context: &PodContext, input: Value) -> Result<Value> {
     let input: ReadInput = read_input("ReadPodOutput", input)?;
-    let living = known(context, &input.pod_id);
-    let record = match (living, PodId::new(input.pod_id.clone()).ok()) {
-        (Ok(record), _) => record,
-        (Err(unknown), Some(pod_id)) => context.registry.get_ended(&pod_id).ok_or(unknown)?,
-        (Err(unknown), None) => return Err(unknown),
-    };
+    let record = known_or_ended(context, &input.pod_id)?;
     let asked = client::ask(
         &address_of_record(&record),
         Some(&context.own),
@@ -257,11 +245,7 @@ pub fn stop_pod(context: &PodContext, input: Value, cancel: &Cancel) -> Result<V
         vec![target.life.clone()]
     };
     lives.iter().for_each(|life| context.mailbox.post(Event::Heard(Heard::Stopping(life.clone()))));
-    let outcome = if input.tree {
-        stop::stop_tree(&context.lock, &target, manner)
-    } else {
-        vec![stop::stop(&context.lock, &target, manner).map_err(|error| (target.pod_id.clone(), error))]
-    };
+    let outcome = stop::stop_all(&context.lock, &target, input.tree, manner);
     let still_there = context.lock.read()?;
     for life in lives.iter().filter(|life| still_there.by_life(life).is_some()) {
         context.mailbox.post(Event::Heard(Heard::NotStopped(life.clone()))); // its end will be news
@@ -336,7 +320,7 @@ pub fn wait(context: &PodContext, input: Value, cancel: &Cancel) -> Result<Value
         if let Some(why) = why {
             return Ok(report(context, &done, &running, why));
         }
-        message = news.wait(left.min(WAIT_AGAIN)) == Some(NewsKind::Message);
+        message = news.recv_timeout(left.min(WAIT_AGAIN)) == Ok(NewsKind::Message);
     }
 }
 

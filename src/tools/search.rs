@@ -45,7 +45,6 @@ const BOUNDED_GREP: &str = "ulimit -v 524288 2>/dev/null; { grep \"$@\"; echo $?
 const OUTPUT_BYTES_MAX: usize = BATCH * (HITS_PER_FILE + 2) * 401;
 
 /// What the model is told about the tools of this file.
-#[must_use]
 pub fn specs() -> Vec<ToolSpec> {
     vec![
         ToolSpec {
@@ -81,14 +80,12 @@ fn search_schema() -> Value {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct ListInput {
     path: Option<String>,
     pattern: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct SearchInput {
     pattern: String,
     path: Option<String>,
@@ -188,7 +185,6 @@ impl FileDesk {
 
 /// Where a pattern that begins with `/` starts: its names before the first with a star, question mark or bracket;
 /// and the rest, relative to there.
-#[must_use]
 pub fn split_absolute(pattern: &str) -> (String, String) {
     let wild = pattern.find(['*', '?', '[']).unwrap_or(pattern.len());
     let end = pattern.get(..wild).and_then(|plain| plain.rfind('/')).unwrap_or(0);

@@ -5,6 +5,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,8 @@ use serde_json::{Value, json};
 use crate::store::manifest::SandboxSetting;
 use crate::store::paths::canonical;
 use crate::sys::confine::View;
+use crate::sys::file;
+use crate::sys::process::own_uid;
 use crate::sys::thread;
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
@@ -45,7 +48,6 @@ const NAMES_MAX: usize = 1024;
 const SKIPPED: [&str; 2] = ["node_modules", "target"];
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct ShellInput {
     command: String,
     timeout_seconds: Option<u64>,
@@ -66,7 +68,6 @@ fn schema() -> Value {
 }
 
 /// The tool as the model is told about it; `None` for a pod that may not read everywhere, as a shell does.
-#[must_use]
 pub fn spec(context: &PodContext) -> Option<ToolSpec> {
     let how = match level(context) {
         Level::Off(reason) if !reads_everywhere(context) => {
@@ -113,7 +114,6 @@ fn reads_everywhere(context: &PodContext) -> bool {
 }
 
 /// How this pod's commands are confined. The first call takes a few milliseconds.
-#[must_use]
 pub fn level(context: &PodContext) -> Level {
     let shell = &context.manifest.shell;
     if context.manifest.tools.deny.iter().any(|tool| tool == NAME) {
@@ -188,7 +188,12 @@ pub fn run(context: &PodContext, scope: &EffectiveScope, input: Value, cancel: &
     };
     let command = vec![shell_program(), "-c".into(), input.command];
     let variables = variables(context, &level);
-    let plan = Plan { means, view: view(context, scope)?, command, directory, variables };
+    let mut view = view(context, scope)?;
+    if means == Means::Namespaces {
+        let sockets = own_sockets().filter(|path| !view.writable.iter().any(|root| path.starts_with(root)));
+        view.hidden.extend(sockets.collect::<Vec<_>>());
+    }
+    let plan = Plan { means, view, command, directory, variables };
     // With it git reads another configuration. What does not exist cannot be mounted, so it is taken away again, but
     // only where the directory around it is pinned, so that this leads nowhere else.
     let hooks = plan.view.read_only.iter().filter(|path| path.ends_with(".git/hooks"));
@@ -254,7 +259,8 @@ fn view(context: &PodContext, scope: &EffectiveScope) -> Result<View> {
     if context.manifest.protect_git {
         let around = context.directory.ancestors().find(|place| place.join(".git").exists());
         let projects = writable.iter().flat_map(|root| projects_in(root)).chain(around.map(Path::to_owned));
-        read_only.extend(projects.flat_map(|project| protected_in(&project, scope)));
+        let trusted = &context.manifest.trusted_projects;
+        read_only.extend(projects.flat_map(|project| protected_in(&project, scope, trusted)));
     }
     for path in &context.manifest.shell.writable {
         let path = canonical(path, Path::new("/"))?;
@@ -301,10 +307,18 @@ fn projects_in(root: &Path) -> Vec<PathBuf> {
 }
 
 /// What other programs obey in a directory of a project: they would run what a command wrote there.
-fn protected_in(directory: &Path, scope: &EffectiveScope) -> Vec<PathBuf> {
+fn protected_in(directory: &Path, scope: &EffectiveScope, trusted: &[PathBuf]) -> Vec<PathBuf> {
     let git = directory.join(".git");
+    let is_trusted = |path: &PathBuf| path.canonicalize().is_ok_and(|path| path == directory);
+    let settings = directory.join(".insomnia");
+    let is_mine = settings.to_str().is_some_and(|path| scope.judge_write(path) == Verdict::Allowed);
+    if is_mine && trusted.iter().any(is_trusted) {
+        let _ = std::fs::create_dir(settings); // as below
+    }
     let hooks = git.join("hooks");
-    if git.is_dir() && hooks.to_str().is_some_and(|hooks| scope.judge_write(hooks) == Verdict::Allowed) {
+    if file::is_real_directory(&git)
+        && hooks.to_str().is_some_and(|hooks| scope.judge_write(hooks) == Verdict::Allowed)
+    {
         let _ = std::fs::create_dir(hooks); // what is missing cannot be protected
     }
     let names =
@@ -314,6 +328,17 @@ fn protected_in(directory: &Path, scope: &EffectiveScope) -> Vec<PathBuf> {
     let found = found.into_iter().filter_map(|path| path.canonicalize().ok());
     let is_lent = |path: &Path| scope.lent.iter().any(|loan| path.starts_with(loan.rule.path())); // read-only anyway
     found.filter(|path| !is_lent(path)).collect()
+}
+
+/// Where programs of this user listen, such as agents that sign and services that start others. Source:
+/// proc_net_unix(5), flag `__SO_ACCEPTCON`; a path follows seven columns.
+fn own_sockets() -> impl Iterator<Item = PathBuf> {
+    let listed = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let listens = |line: &&str| line.split_whitespace().nth(3) == Some("00010000");
+    let path = |line: &str| line.find(" /").and_then(|at| Some(PathBuf::from(line.get(at + 1..)?)));
+    let paths: Vec<PathBuf> = listed.lines().filter(listens).filter_map(path).collect();
+    let is_own = |path: &PathBuf| path.symlink_metadata().is_ok_and(|found| found.uid() == own_uid());
+    paths.into_iter().filter(is_own)
 }
 
 fn hidden(context: &PodContext, writable: &BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {

@@ -30,7 +30,6 @@ use crate::words::protocol::{Method, PodEvent, RunReply};
 use crate::words::scope::Rule;
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct SpawnInput {
     name: String,
     task: String,
@@ -44,7 +43,6 @@ struct SpawnInput {
 }
 
 /// The tool as the model is told about it.
-#[must_use]
 pub fn spec() -> ToolSpec {
     ToolSpec {
         name: "SpawnPod",

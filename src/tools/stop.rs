@@ -22,6 +22,9 @@ use crate::words::text::cut_end;
 /// After a kill the kernel needs moments to free the life lock; a supervisor may need longer.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
+/// How often a pod is looked at that does not listen yet.
+const NOT_YET: Duration = Duration::from_millis(20);
+
 /// How a pod came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -76,6 +79,9 @@ pub struct Manner<'a> {
 /// # Errors
 /// `Error::Cancelled`, or a sentence when it lives on even after a kill.
 pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<Stopped> {
+    if let Some(pod) = come_of(lock, target, manner)? {
+        return stop(lock, &pod, manner);
+    }
     let address = address_of(target);
     let last_words =
         || client::ask_within::<StatusReply>(&address, manner.from, Method::Status, STATUS_LIMIT).ok();
@@ -83,10 +89,7 @@ pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result
     let children = children_of(&lock.read().unwrap_or_default(), target); // damaged: those within its scope are found
     let how = end(lock, target, manner)?;
     let released = lock.edit(Some(manner.cancel), |table| {
-        // Whoever releases removes the traces; without an entry they may be those of a successor already.
-        if let Some(gone) = table.release(&target.life) {
-            lock.remove_traces(&gone);
-        }
+        lock.release(table, &target.life);
         Ok(table.clone())
     });
     let table = match released {
@@ -102,6 +105,24 @@ pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result
         last_response: last_response.unwrap_or_default(),
         survivors: survivors(&table, target, &children),
     })
+}
+
+/// The pod that a reservation becomes while it is waited for; `None` where it is none, or goes away.
+fn come_of(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<Option<Allocation>> {
+    let deadline = Instant::now() + manner.limit;
+    while target.state == AllocationState::Starting && Instant::now() < deadline {
+        let table = lock.read()?;
+        if table.by_life(&target.life).is_none() {
+            return Ok(adopted(&table, target));
+        }
+        if life::is_dead(lock.runtime(), target) {
+            return Ok(None);
+        }
+        if manner.cancel.sleep(NOT_YET) {
+            return Err(Error::Cancelled);
+        }
+    }
+    Ok(None)
 }
 
 fn children_of(table: &AllocationTable, target: &Allocation) -> Vec<Life> {
@@ -131,15 +152,23 @@ fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End>
         return Ok(End::AlreadyEnded);
     }
     if manner.ask {
+        let address = address_of(target);
         let deadline = Instant::now() + manner.limit; // for the answer and the end together
-        match client::ask_within::<Done>(&address_of(target), manner.from, Method::Shutdown, manner.limit) {
-            Ok(_) | Err(Error::Unreachable { .. }) => {} // it may be ending already, or hang; the lock tells
+        let left = || deadline.saturating_duration_since(Instant::now());
+        while let Err(error) = client::ask_within::<Done>(&address, manner.from, Method::Shutdown, left()) {
             // It is ending, or another life answers in its place: then the one that is meant is as good as gone.
-            Err(Error::Peer(error))
-                if matches!(error.code, ErrorCode::ShuttingDown | ErrorCode::UnknownPod) => {}
-            Err(error) => return Err(error),
+            let is_gone = matches!(&error, Error::Peer(refusal)
+                if matches!(refusal.code, ErrorCode::ShuttingDown | ErrorCode::UnknownPod));
+            // It does not listen yet, or no longer, or hangs; the lock tells.
+            let is_silent = matches!(error, Error::Unreachable { .. });
+            let is_over = || ended_within(NOT_YET.min(left())) || left().is_zero() || manner.cancel.is_set();
+            if is_gone || is_silent && is_over() {
+                break;
+            } else if !is_silent {
+                return Err(error);
+            }
         }
-        if ended_within(deadline.saturating_duration_since(Instant::now())) {
+        if ended_within(left()) {
             return Ok(End::Graceful);
         }
         if manner.cancel.is_set() {
@@ -166,16 +195,22 @@ fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End>
     )))
 }
 
+/// Stops a pod, with `tree` everything below it too; each outcome.
+pub fn stop_all(lock: &ScopeLock, target: &Allocation, tree: bool, manner: Manner<'_>) -> Vec<Outcome> {
+    if tree {
+        return stop_tree(lock, target, manner);
+    }
+    vec![stop(lock, target, manner).map_err(|error| (target.pod_id.clone(), error))]
+}
+
+/// What stopping one pod came to; the pod that could not be stopped, and why.
+pub type Outcome = Result<Stopped, (PodId, Error)>;
+
 /// Stops a pod and everything below it, top down, so that nobody is woken to spawn more.
 ///
 /// The set is taken from the lock before each stop, and what a pod lent in its last moments is found by its
 /// `spawned_by` after it. One that cannot be stopped is told in `Err` and does not keep the others.
-#[must_use]
-pub fn stop_tree(
-    lock: &ScopeLock,
-    root: &Allocation,
-    manner: Manner<'_>,
-) -> Vec<Result<Stopped, (PodId, Error)>> {
+fn stop_tree(lock: &ScopeLock, root: &Allocation, manner: Manner<'_>) -> Vec<Outcome> {
     let mut queue = VecDeque::from([root.clone()]);
     let mut seen = vec![root.life.clone()];
     let mut outcome = Vec::new();

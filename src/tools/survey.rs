@@ -23,7 +23,6 @@ use crate::words::text::cut_end;
 pub const STATUS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Asks all these pods for their status at the same time; `None` for one that does not answer.
-#[must_use]
 pub fn ask_all(addresses: &[Address], from: Asker<'_>) -> Vec<Option<StatusReply>> {
     let ask = |address: &Address| client::ask_within(address, from, Method::Status, STATUS_LIMIT).ok();
     std::thread::scope(|scope| {
@@ -36,7 +35,6 @@ pub fn ask_all(addresses: &[Address], from: Asker<'_>) -> Vec<Option<StatusReply
 }
 
 /// The address of the pod of an entry, that very life of it.
-#[must_use]
 pub fn address_of(allocation: &Allocation) -> Address {
     Address {
         pod: allocation.pod_id.to_string(),
@@ -46,13 +44,11 @@ pub fn address_of(allocation: &Allocation) -> Address {
 }
 
 /// The address of a known pod, that very life of it.
-#[must_use]
 pub fn address_of_record(record: &PodRecord) -> Address {
     Address { pod: record.pod_id.to_string(), socket: record.socket.clone(), life: Some(record.life.clone()) }
 }
 
 /// What a session's log says of the pod's last state, for one that lives but does not answer.
-#[must_use]
 pub fn last_known(summary: &Summary) -> Status {
     match summary.last_result {
         None if summary.turn > 0 => Status::Running,
@@ -62,14 +58,12 @@ pub fn last_known(summary: &Summary) -> Status {
 }
 
 /// What the log in a session folder says of its pod; nothing where there is none to be read.
-#[must_use]
 pub fn logged_summary(folder: Option<&Path>) -> Summary {
     let logged = folder.and_then(|folder| Session::open_to_read(folder).ok());
     logged.map(|session| session.summary()).unwrap_or_default()
 }
 
 /// The folder of the newest session of this life, for a pod that does not say it itself.
-#[must_use]
 pub fn session_folder(state: &Path, pod_id: &PodId, life: &Life) -> Option<PathBuf> {
     let folders = session::folders_of(state, pod_id);
     let short = life.as_str().get(..8).unwrap_or_default();
@@ -102,7 +96,6 @@ pub fn known_pods(context: &PodContext) -> Result<Vec<KnownPod>> {
 }
 
 /// The tokens of a pod and of all below it, as far as `usages` has them.
-#[must_use]
 pub fn usage_of_tree(table: &AllocationTable, pod_id: &PodId, usages: &[(PodId, Usage)]) -> Usage {
     let below = table.subtree(pod_id);
     let is_in_tree = |id: &PodId| id == pod_id || below.iter().any(|entry| entry.pod_id == *id);
@@ -123,7 +116,6 @@ pub fn know(context: &PodContext, entry: &Allocation, origin: Origin) -> Result<
 }
 
 /// The record of the pod of an entry.
-#[must_use]
 pub fn record_of(state: &Path, entry: &Allocation, origin: Origin) -> PodRecord {
     PodRecord {
         pod_id: entry.pod_id.clone(),
@@ -159,7 +151,6 @@ pub fn add_descendants(context: &PodContext, table: &AllocationTable) -> Result<
 }
 
 /// What is known of a recorded pod: its answer, else what the lock and its log tell.
-#[must_use]
 pub fn describe(
     lock: &ScopeLock,
     table: &AllocationTable,

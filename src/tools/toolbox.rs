@@ -65,7 +65,6 @@ pub struct ToolAnswer {
 
 impl Toolbox {
     /// The tools that this pod's manifest does not deny.
-    #[must_use]
     pub fn new(context: Arc<PodContext>) -> Toolbox {
         let limits = &context.manifest.limits;
         let shown = context.session.results().canonicalize().into_iter().collect();
@@ -76,7 +75,6 @@ impl Toolbox {
     }
 
     /// The tools as the model is told about them.
-    #[must_use]
     pub fn specs(&self) -> &[ToolSpec] {
         self.specs.get_or_init(|| {
             let mut specs = vec![spawn::spec()];

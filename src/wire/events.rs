@@ -44,7 +44,6 @@ struct Inner {
 
 impl EventSender {
     /// Reports as `own` to `callback`; without one nothing is ever sent.
-    #[must_use]
     pub fn new(own: Sender, callback: Option<Callback>, lock: ScopeLock) -> EventSender {
         let inner = Inner { own, callback, lock, in_flight: Mutex::new(0), landed: Condvar::new() };
         EventSender { inner: Arc::new(inner) }
@@ -88,7 +87,6 @@ impl EventSender {
     }
 
     /// How many reports are on their way.
-    #[must_use]
     pub fn count_in_flight(&self) -> usize {
         *self.in_flight()
     }

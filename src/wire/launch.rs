@@ -32,7 +32,6 @@ const REASON_BYTES_MAX: usize = 4 << 10;
 
 /// The command that starts a pod: `INSOMNIA_POD_COMMAND`, then the manifest's, then `pod` beside this program,
 /// then `pod` on PATH.
-#[must_use]
 pub fn pod_command(from_manifest: &[String]) -> Vec<String> {
     if let Ok(command) = std::env::var("INSOMNIA_POD_COMMAND") {
         let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
@@ -47,7 +46,6 @@ pub fn pod_command(from_manifest: &[String]) -> Vec<String> {
 }
 
 /// The program `pod` beside this one, unless this one was replaced or deleted since it started.
-#[must_use]
 pub fn own_pod() -> Option<PathBuf> {
     own_program().map(|program| program.with_file_name("pod")).filter(|path| path.is_file())
 }

@@ -254,7 +254,6 @@ impl fmt::Display for Provider {
 /// Doubles from half a second to a minute. `jitter` from 0 to 1 spreads pods that failed together: it takes up
 /// to half of our own pause away, and adds up to a quarter to a wanted one, which is never cut short unless it
 /// is over 10 minutes.
-#[must_use]
 pub fn backoff(attempt: u32, wanted: Option<Duration>, jitter: f64) -> Duration {
     let jitter = if jitter.is_finite() { jitter.clamp(0.0, 1.0) } else { 0.0 };
     let doublings = attempt.saturating_sub(1).min(16);

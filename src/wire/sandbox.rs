@@ -51,7 +51,6 @@ pub enum Level {
 
 impl Level {
     /// Its number.
-    #[must_use]
     pub fn number(&self) -> u8 {
         match self {
             Level::Namespaces => 1,
@@ -62,7 +61,6 @@ impl Level {
     }
 
     /// Whether it confines less than the level of this number does.
-    #[must_use]
     pub fn is_weaker_than(&self, number: u8) -> bool {
         let strength = |number: u8| [0, 3, 1, 4].iter().position(|known| *known == number);
         strength(self.number()) < strength(number)
@@ -72,7 +70,8 @@ impl Level {
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Level::Namespaces => f.write_str("1: own namespaces"),
+            Level::Namespaces if confine::hides_abstract_sockets() => f.write_str("1: own namespaces"),
+            Level::Namespaces => f.write_str("1: own namespaces; abstract sockets are not confined by this kernel"),
             Level::Landlock => f.write_str(
                 "3: reduced to Landlock; sockets, file modes, git hooks and left-over processes are not confined",
             ),
@@ -133,13 +132,11 @@ pub struct Sandbox {
 
 impl Sandbox {
     /// A sandbox whose helpers are this same program and share the life file.
-    #[must_use]
     pub fn new(life: File) -> Sandbox {
         Sandbox::with_program("/proc/self/exe".into(), life)
     }
 
     /// A sandbox whose helper is this program, which must be `pod`.
-    #[must_use]
     pub fn with_program(program: PathBuf, life: File) -> Sandbox {
         Sandbox { program, life, probed: OnceLock::new() }
     }
@@ -263,7 +260,6 @@ impl Kept {
     }
 
     /// All of it as text, with a line in place of what was not kept.
-    #[must_use]
     pub fn into_text(self) -> String {
         let left_out = self.total - (self.head.len() + self.tail.len()) as u64;
         let mut bytes = self.head;

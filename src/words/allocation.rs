@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::words::identity::{Life, Pid, PodId, PodName};
-use crate::words::limits::Limits;
+use crate::words::limits::{Limits, MAX_RULES};
 use crate::words::rebuild;
 use crate::words::scope::{Access, EffectiveScope, Loan, Reach, Rule, Verdict};
 
@@ -197,7 +197,6 @@ impl AllocationTable {
     }
 
     /// The complete text of the file: one line for each pod, for people who look into it.
-    #[must_use]
     pub fn to_text(&self) -> String {
         let AllocationTable { version, allocations, extra } = self;
         // Strings, numbers and lists cannot fail to serialize.
@@ -262,19 +261,16 @@ impl AllocationTable {
     }
 
     /// All entries, in the order in which they were registered.
-    #[must_use]
     pub fn allocations(&self) -> &[Allocation] {
         &self.allocations
     }
 
     /// The entry of this pod.
-    #[must_use]
     pub fn get(&self, pod_id: &PodId) -> Option<&Allocation> {
         self.allocations.iter().find(|a| a.pod_id == *pod_id)
     }
 
     /// The entry of this very life.
-    #[must_use]
     pub fn by_life(&self, life: &Life) -> Option<&Allocation> {
         self.allocations.iter().find(|a| a.life == *life)
     }
@@ -285,7 +281,6 @@ impl AllocationTable {
     }
 
     /// All pods below `pod_id`, spawners before the spawned.
-    #[must_use]
     pub fn subtree<'a>(&'a self, pod_id: &'a PodId) -> Vec<&'a Allocation> {
         let mut found: Vec<&Allocation> = self.children(pod_id).collect();
         let mut next = 0;
@@ -298,7 +293,6 @@ impl AllocationTable {
     }
 
     /// The pods above `pod_id`, its spawner first.
-    #[must_use]
     pub fn ancestors(&self, pod_id: &PodId) -> Vec<&Allocation> {
         let mut found = Vec::new();
         let mut current = self.get(pod_id);
@@ -310,7 +304,6 @@ impl AllocationTable {
     }
 
     /// What a pod may do now: its own rules minus what its children hold. `None` without an entry.
-    #[must_use]
     pub fn effective(&self, pod_id: &PodId) -> Option<EffectiveScope> {
         let mut allow = self.get(pod_id)?.scope_allow.clone();
         if allow.iter().all(Rule::writes) {
@@ -320,7 +313,6 @@ impl AllocationTable {
     }
 
     /// The write rules that live children of `pod_id` hold.
-    #[must_use]
     pub fn loans(&self, pod_id: &PodId) -> Vec<Loan> {
         let loan =
             |child: &Allocation, rule: &Rule| Loan { holder: child.pod_id.clone(), rule: rule.clone() };
@@ -330,7 +322,6 @@ impl AllocationTable {
     }
 
     /// The line of pods that hold a scope over `path`, the outermost first; the last one may write it.
-    #[must_use]
     pub fn holders(&self, path: &str) -> Vec<&Allocation> {
         let holds = |a: &&Allocation| a.write_rules().any(|rule| rule.covers(path));
         let mut line: Vec<&Allocation> = self.allocations.iter().filter(holds).collect();
@@ -339,7 +330,6 @@ impl AllocationTable {
     }
 
     /// The first unused pod_id for this name.
-    #[must_use]
     pub fn free_id(&self, name: &PodName) -> PodId {
         let mut n = 1;
         loop {
@@ -504,6 +494,11 @@ impl AllocationTable {
         if self.allocations.len() >= limits.pods_per_user {
             let what = "this user has as many running pods as allowed".to_owned();
             return Err(Refusal::Limit { what, limit: limits.pods_per_user, setting: "pods_per_user" });
+        }
+        if allocation.scope_allow.len() > MAX_RULES {
+            return Err(Refusal::Entry(format!(
+                "a scope has at most {MAX_RULES} rules; name directories further up"
+            )));
         }
         let writes: Vec<&Rule> = allocation.write_rules().collect();
         for (at, rule) in writes.iter().enumerate() {
@@ -865,6 +860,10 @@ pub(crate) mod tests {
             assert!(matches!(table.register(bad, &Limits::default()), Err(Refusal::Entry(_))));
             assert_eq!(table, before);
         }
+        let many: Vec<String> = (0..=MAX_RULES).map(|n| format!("/many/{n}:write")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let refused = table.register(entry("mid-2", 9, &many, None), &Limits::default()).unwrap_err();
+        assert!(refused.to_string().contains("at most 60 rules"), "{refused}");
         let good = entry("mid-2", 9, &["/x:write", "/y:write"], None);
         table.register(good.clone(), &Limits::default()).unwrap();
         assert_eq!((table.by_life(&good.life), table.free_id(&name)), (Some(&good), id("mid-3")));

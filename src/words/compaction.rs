@@ -67,14 +67,12 @@ impl Conversation {
     }
 
     /// The items, oldest first.
-    #[must_use]
     pub fn items(&self) -> &[Item] {
         &self.items
     }
 
     /// What the items and the rest of a request, `other_bytes` long, come to in tokens: the provider's count of the
     /// last reply and an estimate of what has come since.
-    #[must_use]
     pub fn tokens(&self, other_bytes: impl FnOnce() -> usize) -> usize {
         let (counted, bytes) = self
             .counted
@@ -86,7 +84,6 @@ impl Conversation {
     ///
     /// What the model has not answered stays, as do its last replies: one in any case, and more of them while all
     /// that stays is at most `bytes_max` and half of the conversation long. No call is parted from its result. `None` when nothing is old.
-    #[must_use]
     pub fn old(&self, bytes_max: usize) -> Option<(&[Item], u64)> {
         let bytes_max = bytes_max.min(self.bytes / 2);
         let (mut stays, mut replies, mut found) = (0, 0, None);
@@ -109,7 +106,6 @@ impl Conversation {
 
     /// The conversation after this compaction; `None` where that leaves more than three quarters of it. Compactions
     /// without a reply between them come to an end by that.
-    #[must_use]
     pub fn compacted(&self, summary: &Item) -> Option<Conversation> {
         let mut after = self.clone();
         after.push(0, summary.clone());
@@ -119,7 +115,6 @@ impl Conversation {
 
 /// What a summary of old items can save, in bytes: the task and the latest input may stay, and the next summary may
 /// be as long as the last.
-#[must_use]
 pub fn savings(old: &[Item]) -> usize {
     let (inputs, others): (Vec<&Item>, Vec<&Item>) =
         old.iter().partition(|item| matches!(item, Item::Input { .. }));
@@ -146,7 +141,6 @@ fn size(item: &Item) -> usize {
 }
 
 /// Old items as the text that is to be summarised, at most about `bytes_max` long. None of them can close its marks.
-#[must_use]
 pub fn transcript(items: &[Item], bytes_max: usize) -> String {
     let line = |item: &Item| {
         let mut item = item.clone();
@@ -164,7 +158,6 @@ pub fn transcript(items: &[Item], bytes_max: usize) -> String {
 }
 
 /// A summary as the model reads it: data, which cannot close its marks.
-#[must_use]
 pub fn render_summary(summary: &str) -> String {
     format!(
         "<conversation_summary>\n{}\n</conversation_summary>\nThis summary stands for the earlier part of your \

@@ -94,22 +94,7 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Io { source, .. } => Some(source),
-            Error::Refused(refusal) => Some(refusal),
-            Error::Peer(error) => Some(error),
-            Error::Usage(_)
-            | Error::LockUnusable { .. }
-            | Error::LockBusy { .. }
-            | Error::Unreachable { .. }
-            | Error::Manifest(_)
-            | Error::Cancelled
-            | Error::Told(_) => None,
-        }
-    }
-}
+impl std::error::Error for Error {}
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Error {

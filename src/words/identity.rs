@@ -23,7 +23,6 @@ const KEPT_NAME: &str = "life";
 pub const MODEL_NAME_RULE: &str = "a model's name is one line of 1 to 256 bytes";
 
 /// Whether a text can be the name of a model: not blank, and nothing in it that could drive a terminal.
-#[must_use]
 pub fn is_model_name(text: &str) -> bool {
     !text.trim().is_empty() && text.len() <= 256 && harmless_line(text) == text
 }
@@ -76,7 +75,6 @@ macro_rules! text_type {
             }
 
             /// The text itself.
-            #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -130,7 +128,6 @@ text_type!(
 
 impl PodId {
     /// The `n`-th candidate for a pod of this name: the name itself, then `name-2`, `name-3`...
-    #[must_use]
     pub fn candidate(name: &PodName, n: usize) -> PodId {
         if n <= 1 { PodId(name.0.clone()) } else { PodId(format!("{name}-{n}")) }
     }
@@ -151,7 +148,6 @@ impl Pid {
     }
 
     /// The number itself.
-    #[must_use]
     pub fn get(self) -> i32 {
         self.0
     }

@@ -26,6 +26,10 @@ pub const END_DEADLINE: Duration = Duration::from_secs(10);
 pub const FAREWELL_DEADLINE: Duration = Duration::from_secs(5);
 /// A child's error message is cut at this length in its report, in bytes.
 pub const MAX_EVENT_MESSAGE_BYTES: usize = 1024;
+/// What one notice tells a model, in bytes.
+pub const MAX_NOTICE_BYTES: usize = 8 << 10;
+/// The rules of one pod. With paths of 4 KiB each, those of 64 pods fit into `scope.lock`.
+pub const MAX_RULES: usize = 60;
 /// `last_response` in `status` and `list_pods` is cut at this length, in bytes.
 pub const MAX_LAST_RESPONSE_BYTES: usize = 400;
 /// One answer of `get_history` or `read_output` holds about this many bytes; the rest follows by cursor.
@@ -79,13 +83,11 @@ impl Default for Limits {
 
 impl Limits {
     /// The launch limit as a duration.
-    #[must_use]
     pub fn launch(&self) -> Duration {
         Duration::from_secs(self.launch_seconds)
     }
 
     /// The stop limit as a duration.
-    #[must_use]
     pub fn stop(&self) -> Duration {
         Duration::from_secs(self.stop_seconds)
     }

@@ -2,6 +2,7 @@
 //!
 //! Pure. `history.jsonl` holds one `LoggedItem` a line; `get_history` and the `item` event send the same.
 
+use std::fmt;
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,18 @@ pub enum TurnResult {
     Cancelled,
     /// It reached the limit of model requests.
     Limit,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&format!("{self:?}").to_lowercase())
+    }
+}
+
+/// How a turn ended, in words: `turn 3 failed: why`.
+pub fn end_in_words(turn: u64, result: TurnResult, message: Option<&str>) -> String {
+    let result = format!("{result:?}").to_lowercase();
+    message.map_or_else(|| format!("turn {turn} {result}"), |why| format!("turn {turn} {result}: {why}"))
 }
 
 /// Why the model stopped speaking.
@@ -185,7 +198,6 @@ pub enum Item {
 
 impl Item {
     /// What the model has said, where this is a reply with a text.
-    #[must_use]
     pub fn reply_text(&self) -> Option<&str> {
         let Item::Assistant(message) = self else { return None };
         Some(message.text.as_str()).filter(|text| !text.is_empty())
@@ -257,7 +269,6 @@ impl Summary {
 }
 
 /// The tool calls that have no result yet, oldest first.
-#[must_use]
 pub fn open_calls(items: &[Item]) -> Vec<ToolCall> {
     let mut open: Vec<&ToolCall> = Vec::new();
     for item in items {

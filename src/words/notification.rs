@@ -6,8 +6,12 @@
 use std::collections::VecDeque;
 
 use crate::words::identity::{Life, PodId};
+use crate::words::limits::{MAX_EVENT_MESSAGE_BYTES, MAX_NOTICE_BYTES};
 use crate::words::protocol::{PodEvent, StartedBy};
 use crate::words::text::{cut_end, quote, without_marks};
+
+/// The longest sentence of a notice, in bytes: what it quotes may have become six times as long.
+const TEXT_BYTES_MAX: usize = 7 * MAX_NOTICE_BYTES;
 
 /// What a notice is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +38,6 @@ pub struct Notice {
 }
 
 /// Renders a child's report; `returned` names the scope that came back with its end.
-#[must_use]
 pub fn render_event(event: &PodEvent, life: &Life, returned: &[String]) -> Notice {
     let about = Some((event.reporter().clone(), life.clone()));
     match event {
@@ -45,7 +48,7 @@ pub fn render_event(event: &PodEvent, life: &Life, returned: &[String]) -> Notic
             Notice { about, kind: Kind::Turn(*turn), wakes: !by_person, text }
         }
         PodEvent::Errored { pod_name, message, turn } => {
-            let message = quote(&cut_end(message, crate::words::limits::MAX_EVENT_MESSAGE_BYTES));
+            let message = quote(&cut_end(message, MAX_EVENT_MESSAGE_BYTES));
             let text =
                 format!("a turn of pod \"{pod_name}\" did not finish; its message, as data: {message}");
             Notice { about, kind: Kind::Turn(*turn), wakes: true, text }
@@ -64,7 +67,6 @@ pub fn render_event(event: &PodEvent, life: &Life, returned: &[String]) -> Notic
 }
 
 /// The notice of a pod that ended without saying so.
-#[must_use]
 pub fn render_crash(pod_id: &PodId, life: &Life, returned: &[String]) -> Notice {
     let text =
         format!("pod \"{pod_id}\" ended without saying so (crashed or was killed); {}", came_back(returned));
@@ -72,11 +74,11 @@ pub fn render_crash(pod_id: &PodId, life: &Life, returned: &[String]) -> Notice 
 }
 
 /// The notice made of a text that somebody left with `notify`.
-#[must_use]
 pub fn render_message(from: Option<&PodId>, message: &str) -> Notice {
+    let message = quote(&cut_end(message, MAX_NOTICE_BYTES));
     let text = match from {
-        Some(pod_id) => format!("pod \"{pod_id}\" left a message, as data: {}", quote(message)),
-        None => format!("a person left a message: {}", quote(message)),
+        Some(pod_id) => format!("pod \"{pod_id}\" left a message, as data: {message}"),
+        None => format!("a person left a message: {message}"),
     };
     Notice { about: None, kind: Kind::News, wakes: false, text }
 }
@@ -90,7 +92,6 @@ fn came_back(returned: &[String]) -> String {
 }
 
 /// One block of notices as the model reads it.
-#[must_use]
 pub fn render_block(notices: &[Notice], lost: usize) -> String {
     let mut block = String::from("<notices from=\"system\">\n");
     for notice in notices {
@@ -119,13 +120,13 @@ pub struct NoticeBuffer {
 
 impl NoticeBuffer {
     /// An empty buffer for at most `notices_max` notices.
-    #[must_use]
     pub fn new(notices_max: usize) -> NoticeBuffer {
         NoticeBuffer { waiting: VecDeque::new(), notices_max, lost: 0, lost_wakes: false }
     }
 
-    /// Keeps a notice, or counts it when the buffer is full.
-    pub fn push(&mut self, notice: Notice) {
+    /// Keeps a notice, cut where it lists too much, or counts it when the buffer is full.
+    pub fn push(&mut self, mut notice: Notice) {
+        notice.text = cut_end(&notice.text, TEXT_BYTES_MAX);
         if self.waiting.len() < self.notices_max {
             self.waiting.push_back(notice);
         } else {
@@ -135,7 +136,6 @@ impl NoticeBuffer {
     }
 
     /// Whether something waits that starts a turn.
-    #[must_use]
     pub fn wakes(&self) -> bool {
         self.lost_wakes || self.waiting.iter().any(|notice| notice.wakes)
     }

@@ -7,8 +7,8 @@ use std::fmt;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 use crate::words::identity::{Life, Pid, PodId, PodName};
 use crate::words::limits::MAX_LINE_BYTES;
@@ -79,18 +79,22 @@ pub struct Sender {
 }
 
 /// One request: what is asked, by whom, of which life. People's requests carry neither `from` nor `to`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Request {
     /// What is asked.
+    #[serde(flatten)]
     pub method: Method,
     /// The pod that asks, `None` for a person.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Sender>,
     /// The life that is meant, `None` for whoever listens.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub to: Option<Life>,
 }
 
 /// What can be asked of a pod. `not_allowed` and `conflict` are decided in one place, the server's `admit`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "method", content = "params", rename_all = "snake_case")]
 pub enum Method {
     /// Start a turn with this input, or queue it for the running one. Anyone who may send; not while ending.
     Run {
@@ -113,6 +117,7 @@ pub enum Method {
     /// The session's log. Always.
     GetHistory {
         /// The first item wanted.
+        #[serde(skip_serializing_if = "Option::is_none")]
         since: Option<u64>,
     },
     /// Health and state. Always.
@@ -120,6 +125,7 @@ pub enum Method {
     /// The assistant's text. Always.
     ReadOutput {
         /// The first item wanted; without it the latest turn.
+        #[serde(skip_serializing_if = "Option::is_none")]
         since: Option<u64>,
     },
     /// The pods this one knows. Always.
@@ -137,6 +143,7 @@ pub enum Method {
     /// Event lines as they happen. People only.
     Subscribe {
         /// The first item wanted; without it only what comes.
+        #[serde(skip_serializing_if = "Option::is_none")]
         since: Option<u64>,
     },
 }
@@ -163,38 +170,38 @@ struct Envelope<'a> {
     to: Option<Life>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RunParams {
     input: String,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NotifyParams {
     message: String,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct IntroduceParams {
     pods: Vec<Introduction>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SetParams {
     model: String,
 }
 
-#[derive(Serialize, Deserialize, Default)]
+#[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct SinceParams {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     since: Option<u64>,
 }
 
-#[derive(Serialize, Deserialize, Default)]
+#[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct NoParams {}
 
@@ -246,7 +253,6 @@ pub fn parse_request(line: &[u8]) -> Result<Request, WireError> {
 }
 
 /// The refusal of a line that is too long.
-#[must_use]
 pub fn too_large() -> WireError {
     WireError::new(ErrorCode::TooLarge, format!("a request line is at most {MAX_LINE_BYTES} bytes"))
 }
@@ -271,7 +277,6 @@ where
 
 impl Method {
     /// The method's name on the wire.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Method::Run { .. } => "run",
@@ -289,43 +294,18 @@ impl Method {
             Method::Subscribe { .. } => "subscribe",
         }
     }
-
-    fn params(&self) -> Value {
-        match self {
-            Method::Run { input } => json!({ "input": input }),
-            Method::Notify { message } => json!({ "message": message }),
-            Method::PodEvent(event) => json!(event),
-            Method::Introduce { pods } => json!({ "pods": pods }),
-            Method::Set { model } => json!({ "model": model }),
-            Method::GetHistory { since } | Method::ReadOutput { since } | Method::Subscribe { since } => {
-                json!(SinceParams { since: *since })
-            }
-            Method::Resume | Method::Cancel | Method::Shutdown | Method::Status | Method::ListPods => {
-                Value::Null
-            }
-        }
-    }
 }
 
 impl Request {
     /// The request as one line, newline included.
-    #[must_use]
     pub fn to_line(&self) -> String {
-        let mut line = json!({ "method": self.method.name() });
-        if let Some(object) = line.as_object_mut() {
-            let params = self.method.params();
-            if !params.is_null() {
-                object.insert("params".into(), params);
-            }
-            if let Some(from) = &self.from {
-                object.insert("from".into(), json!(from));
-            }
-            if let Some(to) = &self.to {
-                object.insert("to".into(), json!(to));
-            }
-        }
-        format!("{line}\n")
+        line(self)
     }
+}
+
+/// A value as one line of JSON. None that is sent can fail to serialize.
+fn line(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default() + "\n"
 }
 
 /// A reply: the method's answer, or a refusal.
@@ -340,11 +320,8 @@ pub enum Reply {
 
 impl Reply {
     /// The reply as one line, newline included.
-    #[must_use]
     pub fn to_line(&self) -> String {
-        let mut line = serde_json::to_string(self).unwrap_or_default();
-        line.push('\n');
-        line
+        line(self)
     }
 }
 
@@ -403,7 +380,6 @@ pub enum PodEvent {
 
 impl PodEvent {
     /// What happened, as "this pod ..." goes on.
-    #[must_use]
     pub fn in_words(&self) -> &'static str {
         match self {
             PodEvent::TurnEnded { .. } => "finished a turn",
@@ -414,7 +390,6 @@ impl PodEvent {
     }
 
     /// The pod that reports.
-    #[must_use]
     pub fn reporter(&self) -> &PodId {
         match self {
             PodEvent::TurnEnded { pod_name, .. }
@@ -707,7 +682,6 @@ pub enum StreamEvent {
 impl StreamEvent {
     /// The events that tell an item beside its own `item` event. A reply's text is not among them: it comes in
     /// pieces before the item is there.
-    #[must_use]
     pub fn telling(item: &Item) -> Vec<StreamEvent> {
         match item.clone() {
             Item::TurnStarted { turn, cause } => vec![StreamEvent::TurnStarted { turn, cause }],
@@ -730,11 +704,8 @@ impl StreamEvent {
     }
 
     /// The event as one line, newline included.
-    #[must_use]
     pub fn to_line(&self) -> String {
-        let mut line = serde_json::to_string(self).unwrap_or_default();
-        line.push('\n');
-        line
+        line(self)
     }
 }
 

@@ -112,31 +112,26 @@ impl Rule {
     }
 
     /// The directory that the rule names.
-    #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
     /// What the rule allows.
-    #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
     /// How far the rule reaches.
-    #[must_use]
     pub fn reach(&self) -> Reach {
         self.reach
     }
 
     /// Whether the rule allows writing.
-    #[must_use]
     pub fn writes(&self) -> bool {
         self.access == Access::Write
     }
 
     /// Whether `path`, absolute and in normal form, lies within the rule's reach.
-    #[must_use]
     pub fn covers(&self, path: &str) -> bool {
         match self.reach {
             Reach::Recursive => is_within(path, &self.path),
@@ -145,7 +140,6 @@ impl Rule {
     }
 
     /// Whether every path that `other` covers is covered by this rule. Access does not matter here.
-    #[must_use]
     pub fn contains(&self, other: &Rule) -> bool {
         match (self.reach, other.reach) {
             (Reach::Recursive, _) => is_within(&other.path, &self.path),
@@ -158,7 +152,6 @@ impl Rule {
     ///
     /// Two rules meet exactly when one covers the directory of the other, flat rules included: the children of
     /// two different directories are never the same path.
-    #[must_use]
     pub fn overlaps(&self, other: &Rule) -> bool {
         self.covers(&other.path) || other.covers(&self.path)
     }
@@ -223,7 +216,6 @@ pub struct EffectiveScope {
 
 impl EffectiveScope {
     /// Whether `path` may be written. What is lent is denied last, so that a deny always wins.
-    #[must_use]
     pub fn judge_write(&self, path: &str) -> Verdict {
         if !self.allow.iter().any(|rule| rule.writes() && rule.covers(path)) {
             return Verdict::Outside;
@@ -235,13 +227,11 @@ impl EffectiveScope {
     }
 
     /// Whether `path` may be read. Reading what was lent stays allowed.
-    #[must_use]
     pub fn may_read(&self, path: &str) -> bool {
         self.allow.iter().any(|rule| rule.covers(path))
     }
 
     /// Whether the whole of `rule` could be lent: one own rule contains it and no loan meets it.
-    #[must_use]
     pub fn judge_loan(&self, rule: &Rule) -> Verdict {
         let inside = |own: &&Rule| own.contains(rule) && (own.writes() || !rule.writes());
         if !self.allow.iter().any(|own| inside(&own)) {
@@ -257,21 +247,18 @@ impl EffectiveScope {
     }
 
     /// Whether the pod may read everything, so that a shell that reads everywhere gives it nothing new.
-    #[must_use]
     pub fn reads_everywhere(&self) -> bool {
         self.allow.iter().any(|rule| rule.path == "/" && rule.reach == Reach::Recursive)
     }
 }
 
 /// Whether `path` is absolute and has no `.`, `..`, empty component or NUL.
-#[must_use]
 pub fn is_normal(path: &str) -> bool {
     let Some(rest) = path.strip_prefix('/') else { return false };
     path == "/" || rest.split('/').all(|part| !matches!(part, "" | "." | "..") && !part.contains('\0'))
 }
 
 /// Whether `path` is `directory` or lies below it, by components; both in normal form.
-#[must_use]
 pub fn is_within(path: &str, directory: &str) -> bool {
     match path.strip_prefix(directory) {
         Some(rest) => rest.is_empty() || rest.starts_with('/') || directory == "/",
@@ -280,7 +267,6 @@ pub fn is_within(path: &str, directory: &str) -> bool {
 }
 
 /// The directory that holds `path`, `None` for the root itself.
-#[must_use]
 pub fn parent(path: &str) -> Option<&str> {
     match path.rsplit_once('/') {
         Some(("", "")) | None => None,

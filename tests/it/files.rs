@@ -722,6 +722,8 @@ fn s02_git_hooks_and_configuration_are_protected() {
     let mut world = World::new();
     fs::create_dir_all(world.w.join("src/.git/hooks")).unwrap();
     fs::write(world.w.join("src/.git/config"), "secret").unwrap();
+    fs::create_dir(world.w.join("src/tree")).unwrap();
+    fs::write(world.w.join("src/tree/.git"), "gitdir: elsewhere").unwrap(); // a linked work tree
     symlink(".git/hooks", world.w.join("src/h")).unwrap();
     symlink(".git/config", world.w.join("src/c")).unwrap();
     for path in [
@@ -732,6 +734,8 @@ fn s02_git_hooks_and_configuration_are_protected() {
         "src/.insomnia/manifest.json",
         "src/sub/.git/hooks/x",
         "src/.git/modules/m/config",
+        "src/tree/.git",
+        "src/new/.GIT",
     ] {
         world.refuses(path, "protected");
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use insomnia::sys::process::{ErrorOutput, Running};
 
 use crate::world::{
-    World, call, calls, copy_program, has_tool, is_long, lives, ran, skip, spawn, wait_until,
+    PATIENCE, World, call, calls, copy_program, has_tool, is_long, lives, ran, skip, spawn, wait_until,
 };
 
 fn never() -> Value {
@@ -362,4 +362,128 @@ fn whoever_asks_a_pod_to_end_is_answered_before_it_has_ended() {
     assert_eq!(world.request("main", "shutdown", Value::Null), json!({ "ok": {} }));
     wait_until("the pod has ended", || !lives(pid));
     drop(strace);
+}
+
+#[test]
+fn a_run_that_was_stopped_for_a_while_goes_on_where_it_was() {
+    let mut replies = vec![calls(&[call("ListFiles", json!({}))]); 1_500];
+    replies.push(json!({ "text": "the final answer" }));
+    let world = World::with_settings(json!({ "main": replies }), json!({ "limits": { "steps": 2_000 } }));
+    let args = ["run", "--read-only", "go"];
+    let mut running =
+        world.program(env!("CARGO_BIN_EXE_insomnia"), args).start(ErrorOutput::Separate).unwrap();
+    let stop = |signal: &str| {
+        assert_eq!(ran(world.program("kill", [signal, &running.id().to_string()])).code, Some(0));
+    };
+    wait_until("its turn has begun", || {
+        world.entry("main").is_some() && world.socket("main").exists() && world.status("main")["turn"] == 1
+    });
+    stop("-STOP");
+    wait_until("the turn is over", || world.status("main")["status"] == "idle");
+    stop("-CONT");
+    let said = running.read_to_end(1 << 20, None, Instant::now() + PATIENCE).unwrap();
+    let code = running.wait(Instant::now() + PATIENCE).unwrap().code();
+    assert_eq!((code, String::from_utf8_lossy(&said).as_ref()), (Some(0), "the final answer\n"));
+    assert!(world.entry("main").is_none(), "it ended its pod");
+}
+
+#[test]
+fn however_much_is_left_for_a_model_its_session_can_be_opened_again() {
+    let world = World::with_script(json!({ "*": [{ "text": "one" }, { "text": "two" }] }));
+    world.start(&[]);
+    for _ in 0..12 {
+        world.ok("main", "notify", json!({ "message": "<".repeat(1_000_000) }));
+    }
+    world.turn("main", "go");
+    assert_eq!(world.insomnia(["stop", "main"]).code, Some(0));
+    let resumed = world.insomnia(["resume", "main"]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.stderr);
+    assert_eq!(world.turn("main", "again")["result"], "finished");
+}
+
+#[test]
+fn an_end_that_cannot_be_saved_is_told_to_who_waits_for_it() {
+    if !has_tool("strace") {
+        return skip("strace");
+    }
+    let world = World::with_script(json!({ "*": [{ "text": "one" }] }));
+    world.start(&[]);
+    // The beginning, the input and the reply of a turn are its first three items.
+    let Some(strace) = fill_disk(&world, "main", "history.jsonl", 4) else { return };
+    assert_eq!(world.turn("main", "go")["result"], "finished");
+    assert_ne!(world.history("main").last().unwrap()["type"], "turn_ended");
+    free_disk(&world, "main", strace);
+}
+
+#[test]
+fn a_pod_that_is_stopped_while_it_starts_is_stopped_once_it_is_there() {
+    let world = World::new();
+    let slow = world.path("slow");
+    let text = format!("#!/bin/sh\nsleep 1\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_pod"));
+    std::fs::write(&slow, text).unwrap();
+    std::fs::set_permissions(&slow, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let pods = json!({ "pods": { "main": [calls(&[spawn("coder", &["c:write"])]), {}], "*": [never()] } });
+    std::fs::write(world.path("script.json"), pods.to_string()).unwrap();
+    let provider = json!({ "kind": "script", "file": world.path("script.json") });
+    world.manifest(json!({ "provider": provider, "wake_on_events": false, "pod_command": [slow] }));
+    world.start(&["--scope", ".:write"]);
+    world.ok("main", "run", json!({ "input": "go" }));
+    wait_until("it is reserved", || world.entry("coder").is_some_and(|entry| entry["state"] == "starting"));
+    let began = Instant::now();
+    let stopped = world.insomnia(["stop", "coder"]);
+    assert!(
+        stopped.code == Some(0) && stopped.stdout.contains("pod coder ended"),
+        "{} {}",
+        stopped.stdout,
+        stopped.stderr
+    );
+    assert!(began.elapsed() < Duration::from_secs(8));
+    assert!(world.entry("coder").is_none() && world.entry("main").is_some());
+}
+
+#[test]
+fn the_second_pod_of_a_long_name_can_go_on_too() {
+    let world = World::with_script(json!({ "*": [{ "text": "x" }] }));
+    let name = "n".repeat(32);
+    for _ in 0..2 {
+        world.start(&["--name", &name]);
+    }
+    let second = format!("{name}-2");
+    world.turn(&second, "go");
+    assert_eq!(world.insomnia(["stop", &second]).code, Some(0));
+    let resumed = world.insomnia(["resume", &second]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.stderr);
+    assert_eq!(world.status(&second)["name"], name);
+}
+
+#[test]
+fn a_resumed_pod_knows_the_pods_that_the_lock_gives_back_whatever_else_is_lost() {
+    let main =
+        [calls(&[spawn("a", &["a:write"]), spawn("b", &["b:write"])]), json!({ "text": "ok" }), json!({})];
+    let world = World::with_settings(
+        json!({ "main": main, "*": [{ "text": "x" }] }),
+        json!({ "wake_on_events": false }),
+    );
+    world.start(&["--scope", ".:write"]);
+    world.turn("main", "go");
+    world.wait_turns("a", 1);
+    world.wait_turns("b", 1);
+    let folder = PathBuf::from(world.status("main")["state_dir"].as_str().unwrap());
+    world.kill("main");
+    // Somebody has cleaned a life file away, and the record of the other pod was never written.
+    std::fs::remove_file(world.runtime().join("life").join(world.life("a"))).unwrap();
+    let records = folder.join("spawned_pods.json");
+    let mut known: Value = serde_json::from_slice(&std::fs::read(&records).unwrap()).unwrap();
+    known["pods"].as_array_mut().unwrap().retain(|pod| pod["pod_id"] == "a");
+    std::fs::write(&records, known.to_string()).unwrap();
+    world.start(&["--resume"]);
+    world.kill("b");
+    wait_until("the end of b is told", || {
+        world.turn("main", "news?");
+        world.notices("main").contains("pod \"b\" ended without saying so")
+    });
+    let listed = world.ok("main", "list_pods", Value::Null);
+    let row = |pod: &Value| (pod["pod_id"].clone(), pod["status"].clone());
+    let rows: Vec<_> = listed["pods"].as_array().unwrap().iter().map(row).collect();
+    assert_eq!(rows, [(json!("a"), json!("idle"))], "{listed}");
 }

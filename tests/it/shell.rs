@@ -1028,3 +1028,33 @@ fn real_work_goes_on_inside() {
         assert!(text.ends_with("exit code 0") && text.contains(wanted), "{command}: {text}");
     }
 }
+
+#[test]
+fn s02_no_link_and_no_new_manifest_leads_what_is_protected_outside() {
+    let tries = ["ln -s ../outside .git", "echo again", "mkdir .insomnia; echo {} > .insomnia/manifest.json"];
+    let world = world_with(tries.map(call).to_vec(), json!({}));
+    let outside = world.project().parent().unwrap().join("outside");
+    fs::create_dir(&outside).unwrap();
+    let provider = json!({ "kind": "script", "file": world.path("script.json") });
+    world.manifest(json!({ "provider": provider, "trusted_projects": [world.project()] }));
+    let results = go(&world, &[".:write"]);
+    assert!(results[0].1.contains("exit code 0") && results[1].1.contains("again"), "{results:?}");
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0, "nothing is made behind the link");
+    assert!(!results[2].1.contains("exit code 0"), "a trusted project's settings: {results:?}");
+    assert!(!world.project().join(".insomnia/manifest.json").exists());
+}
+
+#[test]
+fn a_command_reaches_no_program_of_its_user_by_a_socket_outside_its_scope() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(); // /tmp is private anyway
+    let path = place.path().canonicalize().unwrap().join("agent");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let connect = format!(
+        "python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect(\"{}\")' && echo reached",
+        path.display()
+    );
+    let world = world_with(vec![call(&connect)], json!({}));
+    let (_, text) = go(&world, &[".:write"]).remove(0);
+    assert!(!text.contains("reached"), "{text}");
+    drop(listener);
+}

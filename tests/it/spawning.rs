@@ -267,7 +267,7 @@ fn a_spawn_into_a_project_that_would_widen_rights_is_refused_in_the_childs_words
     for (manifest, expected) in [
         (r#"{"scope":["/"]}"#, "may not set \"scope\""),
         (r#"{"provider":{"kind":"command","command":["sh"]}}"#, "may not set \"provider."),
-        (r#"{"limits":{"steps":100000}}"#, "may not set \"limits.steps\""),
+        (r#"{"limits":{"steps":100000}}"#, "may not raise \"limits.steps\""),
         (r#"{"shell":{"sandbox":"off"}}"#, "may not set \"shell.sandbox\""),
         (r#"{"colour":1}"#, "colour"),
         ("{", "manifest"),

@@ -8,13 +8,11 @@ use crate::words::text::harmless;
 const CLUSTER_BYTES_MAX: usize = 64;
 
 /// Text of a pod made fit for a line of the screen: control characters visible, tabs as spaces.
-#[must_use]
 pub fn shown(text: &str) -> String {
     harmless(text).replace('\t', "    ")
 }
 
 /// The first character of a line with all that combines with it: its bytes and its columns.
-#[must_use]
 pub fn cluster(text: &str) -> (usize, usize) {
     let bytes = text.as_bytes();
     if bytes.first().is_some_and(u8::is_ascii) && bytes.get(1).is_none_or(u8::is_ascii) {
@@ -33,7 +31,6 @@ pub fn cluster(text: &str) -> (usize, usize) {
 }
 
 /// The columns that a line takes.
-#[must_use]
 pub fn columns(mut line: &str) -> usize {
     let mut sum = 0;
     while !line.is_empty() {
@@ -46,7 +43,6 @@ pub fn columns(mut line: &str) -> usize {
 
 /// The lines of a text as rows of at most `width` columns, broken after the last space where that leaves them
 /// half full, else between characters.
-#[must_use]
 pub fn wrap(text: &str, width: usize) -> Vec<&str> {
     let mut rows = Vec::new();
     for line in text.split('\n') {
@@ -74,7 +70,6 @@ pub fn wrap(text: &str, width: usize) -> Vec<&str> {
 }
 
 /// A line of at most `width` columns; `…` says that it was longer.
-#[must_use]
 pub fn fit(line: &str, width: usize) -> String {
     if columns(line) <= width {
         return line.to_owned();

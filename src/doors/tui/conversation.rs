@@ -9,7 +9,7 @@ use ratatui::text::Line;
 
 use crate::doors::tui::columns::{fit, shown, wrap};
 use crate::doors::tui::paint::{Paint, Tone};
-use crate::words::message::{Item, ToolCall};
+use crate::words::message::{Item, ToolCall, end_in_words};
 use crate::words::protocol::StreamEvent;
 use crate::words::text::{cut_end, harmless_line};
 
@@ -116,7 +116,6 @@ impl Conversation {
                 self.push_text(Tone::Quiet, &text);
             }
             Item::TurnStarted { turn, cause } => {
-                let cause = format!("{cause:?}").to_lowercase();
                 self.push_text(Tone::Turn, &format!("-- turn {turn} ({cause})"));
             }
             Item::Input { text, from: None } => self.push_text(Tone::Person, &format!("> {text}")),
@@ -149,9 +148,8 @@ impl Conversation {
             }
             Item::TurnEnded { turn, result, message } => {
                 self.streaming = None; // a reply that was cut off stays as far as it came
-                let why = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
-                let result = format!("{result:?}").to_lowercase();
-                self.push_text(Tone::Quiet, &format!("-- turn {turn} {result}{why}"));
+                let end = end_in_words(*turn, *result, message.as_deref());
+                self.push_text(Tone::Quiet, &format!("-- {end}"));
             }
         }
     }
@@ -291,13 +289,11 @@ impl Conversation {
     }
 
     /// Whether the window follows the end.
-    #[must_use]
     pub fn follows(&self) -> bool {
         self.top.is_none()
     }
 
     /// How many lines are kept.
-    #[must_use]
     pub fn lines(&self) -> usize {
         self.entries.len()
     }
@@ -308,7 +304,6 @@ impl Conversation {
     }
 
     /// Which hit is marked, counted from the first, and how many there are.
-    #[must_use]
     pub fn hits(&self) -> (usize, usize) {
         let end = self.marked.map_or(0, |marked| (marked + 1).saturating_sub(self.dropped));
         let count = |lines| self.entries.iter().take(lines).filter(|entry| self.is_hit(entry)).count();
@@ -397,7 +392,6 @@ impl Conversation {
     }
 
     /// The rows of the window.
-    #[must_use]
     pub fn view(&self, paint: Paint) -> Vec<Line<'static>> {
         let mut skipped = self.top.unwrap_or(self.last_top());
         let mut lines: Vec<Line<'static>> = Vec::with_capacity(self.height);

@@ -25,7 +25,6 @@ pub struct Input {
 
 impl Input {
     /// What is typed.
-    #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -146,13 +145,11 @@ impl Input {
     }
 
     /// How many rows it takes at this width.
-    #[must_use]
     pub fn rows(&self, width: usize) -> usize {
         wrap(&self.text, width).len().min(ROWS_MAX)
     }
 
     /// The rows of the window and the cursor's column and row in it.
-    #[must_use]
     pub fn view(&self, width: usize) -> (Vec<Line<'static>>, (usize, usize)) {
         let (before, _) = self.text.split_at(self.cursor);
         let height = self.rows(width);

@@ -34,7 +34,6 @@ pub struct Paint {
 
 impl Paint {
     /// The style of a tone.
-    #[must_use]
     pub fn of(self, tone: Tone) -> Style {
         let (colour, modifier) = match tone {
             Tone::Plain => (Color::Reset, Modifier::empty()),

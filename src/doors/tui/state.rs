@@ -145,13 +145,11 @@ pub struct State {
 
 impl State {
     /// The screen before anything is known.
-    #[must_use]
     pub fn new(size: Size, paint: Paint, root: Option<PodId>) -> State {
         State { tree: Tree::of(root), size, paint, ..State::default() }
     }
 
     /// Where the pods, the conversation, the input and the last row lie.
-    #[must_use]
     pub fn areas(&self) -> [Rect; 4] {
         let all = Rect::new(0, 0, self.size.width, self.size.height);
         let rows = self.input.rows(usize::from(all.width.saturating_sub(3)).max(1));
@@ -372,7 +370,6 @@ impl State {
     }
 
     /// The pod that keys mean: the selected one while they go to the pods, else the chosen one.
-    #[must_use]
     pub fn target(&self) -> Option<&Row> {
         match (self.focus, &self.chosen) {
             (Focus::Talk | Focus::Input, Some(chosen)) => {

@@ -37,7 +37,6 @@ pub struct Tree {
 
 impl Tree {
     /// The tree of this pod, or the root pods; empty until the first survey.
-    #[must_use]
     pub fn of(root: Option<PodId>) -> Tree {
         Tree { root, ..Tree::default() }
     }
@@ -75,13 +74,11 @@ impl Tree {
     }
 
     /// The selected pod.
-    #[must_use]
     pub fn selected(&self) -> Option<&Row> {
         self.rows.get(self.selected).map(|(_, row)| row)
     }
 
     /// The pod of this id.
-    #[must_use]
     pub fn get(&self, pod_id: &PodId) -> Option<&Row> {
         self.rows.iter().map(|(_, row)| row).find(|row| row.pod.pod_id == *pod_id)
     }
@@ -100,7 +97,6 @@ impl Tree {
     }
 
     /// The lines of a window of this size, the selected pod among them. `opened` is marked by `*`.
-    #[must_use]
     pub fn view(
         &self,
         (width, height): (usize, usize),

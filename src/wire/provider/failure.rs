@@ -123,7 +123,6 @@ pub(super) fn status_of_error(error: &Value) -> u16 {
 }
 
 /// How long a `Retry-After` header wants us to wait: seconds, or a date.
-#[must_use]
 pub fn retry_after(value: &str, now_seconds: u64) -> Option<Duration> {
     let value = value.trim();
     if value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
@@ -135,7 +134,6 @@ pub fn retry_after(value: &str, now_seconds: u64) -> Option<Duration> {
 /// Seconds since 1970 of a date such as `Sun, 06 Nov 1994 08:49:37 GMT`.
 ///
 /// Source: RFC 9110, section 5.6.7; the only form of a date that a server may send.
-#[must_use]
 pub fn parse_http_date(text: &str) -> Option<u64> {
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];

@@ -44,7 +44,7 @@ pub(super) enum Dialect {
 #[derive(Debug, Clone)]
 pub(super) struct Http {
     dialect: Dialect,
-    /// The address without user, password and query.
+    /// The address without its query.
     shown: String,
     /// Headers of the settings.
     given: Headers,
@@ -269,7 +269,7 @@ fn endpoint(dialect: Dialect, base_url: &str) -> String {
     format!("{base}{version}{path}{query}")
 }
 
-/// The host with its port, and the address without user, password and query: what sentences need.
+/// The host with its port, and the address without its query: what sentences need.
 fn parse_address(url: &str) -> Result<(String, String), String> {
     // The address itself may hold a password, so only what is wrong is said.
     let fault = |what: &str| Err(format!("\"base_url\" {what}; write it like \"https://host/v1\""));
@@ -281,7 +281,12 @@ fn parse_address(url: &str) -> Result<(String, String), String> {
     }
     let rest = rest.split('?').next().unwrap_or_default();
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let host = authority.rsplit('@').next().unwrap_or_default();
+    let host = authority;
+    if host.contains('@') {
+        return fault(
+            "has a user or a password, which sessions would keep; give them as a header, or as the key",
+        );
+    }
     if host.is_empty() || host.starts_with(':') {
         return fault("names no host");
     }
@@ -304,7 +309,8 @@ mod tests {
         check("https://api.anthropic.com", Ok(("api.anthropic.com", "https://api.anthropic.com")));
         check("http://127.0.0.1:8/v1", Ok(("127.0.0.1:8", "http://127.0.0.1:8/v1")));
         check("http://[::1]:8", Ok(("[::1]:8", "http://[::1]:8")));
-        check("https://u:secret@h/v1?key=secret", Ok(("h", "https://h/v1")));
+        check("https://h/v1?key=secret", Ok(("h", "https://h/v1")));
+        check("https://u:secret@h/v1", Err("a user or a password"));
         check("ftp://h", Err("neither http:// nor https://"));
         check("api.openai.com", Err("neither"));
         check("http://", Err("names no host"));

@@ -111,7 +111,6 @@ impl Reply {
     }
 
     /// The reply, once it is whole.
-    #[must_use]
     pub fn finish(self) -> AssistantMessage {
         let whole = |PartialCall { id, name, arguments, given, .. }: PartialCall| {
             let input =

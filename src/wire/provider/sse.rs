@@ -44,7 +44,6 @@ impl Framer {
     }
 
     /// The last event of a stream that ended without the blank line behind it.
-    #[must_use]
     pub fn finish(mut self) -> Option<String> {
         if !self.line.is_empty() {
             self.end_line();
