@@ -266,8 +266,11 @@ fn deny(view: &View) -> io::Result<()> {
             mount_empty(path, MsFlags::MS_RDONLY, "size=4k,mode=755")?;
         } else {
             // Without devices it cannot even be opened, so that nothing seems to succeed.
-            let (nothing, place) = (open_any(Path::new("/dev/null"))?, open_any(path)?);
-            bind(&nothing, &place, raw::READ_ONLY | raw::NO_DEVICES, 0)
+            let place = match open_any(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue, // gone meanwhile
+                place => place?,
+            };
+            bind(&open_any(Path::new("/dev/null"))?, &place, raw::READ_ONLY | raw::NO_DEVICES, 0)
                 .map_err(|error| told(format!("hide \"{}\"", path.display()), error))?;
         }
     }
