@@ -19,6 +19,8 @@ use crate::words::text::{cut_end, harmless_line};
 
 /// Tool arguments and results are cut at this length on a line.
 const LINE_BYTES_MAX: usize = 200;
+/// A stream that ends so often without a single item in between is over.
+const DROPS_MAX: usize = 20;
 /// How often signals and `is_over` are looked at while nothing comes.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -336,6 +338,8 @@ pub(super) struct Followed {
     pub(super) events: Subscription,
     /// The number of the next item of the history.
     next_item: u64,
+    /// How often the stream has ended since the last item.
+    drops: usize,
     first: First,
     presses: Presses,
     presses_seen: usize,
@@ -357,6 +361,7 @@ impl Followed {
             address: address.clone(),
             follower: Follower::new(style),
             next_item: events.opened.cursor,
+            drops: 0,
             events,
             first,
             presses,
@@ -392,16 +397,12 @@ impl Followed {
             let event = match self.events.next(Instant::now() + LOOK_AGAIN)? {
                 Next::Event(event) => Some(event),
                 Next::Nothing => None,
-                // The pod drops one that does not keep up, as a terminal that was stopped; then it is still there.
-                Next::Over => match client::subscribe(&self.address, Some(self.next_item)) {
-                    Ok(events) => {
-                        self.events = events;
-                        continue;
-                    }
-                    Err(_) => return Ok(Over::Ended),
-                },
+                Next::Over if self.is_followed_again() => continue,
+                Next::Over => return Ok(Over::Ended),
             };
-            self.next_item += u64::from(matches!(event.as_deref(), Some(StreamEvent::Item(_))));
+            if let Some(StreamEvent::Item(_)) = event.as_deref() {
+                (self.next_item, self.drops) = (self.next_item + 1, 0);
+            }
             match &event {
                 Some(event) => self.follower.show(event),
                 None => self.follower.rest(),
@@ -419,6 +420,16 @@ impl Followed {
                 return Ok(Over::Reached);
             }
         }
+    }
+
+    /// The pod drops one that does not keep up, as a terminal that was stopped; then it is still there.
+    fn is_followed_again(&mut self) -> bool {
+        self.drops += 1;
+        if self.drops > DROPS_MAX {
+            return false;
+        }
+        let again = client::subscribe(&self.address, Some(self.next_item));
+        again.map(|events| self.events = events).is_ok()
     }
 
     fn look_at_signals(&mut self) -> Result<Option<Over>> {
