@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::manifest::{self, Manifest};
@@ -64,17 +64,9 @@ impl Machine {
         self.current.as_deref().ok_or_else(gone)
     }
 
-    /// Who lives here: the table of the lock, or where that cannot be used, for a person who wants to end or ask
-    /// somebody, what the life files tell.
+    /// Who lives here, also where the lock cannot be used.
     pub(super) fn table(&self) -> Result<AllocationTable> {
-        static SAID: Once = Once::new();
-        match self.lock.read() {
-            Err(error @ Error::LockUnusable { .. }) => {
-                SAID.call_once(|| log::error!("{error}; until then what pods say themselves is shown"));
-                Ok(repair::rebuild(&self.lock)?.unwrap_or_default())
-            }
-            read => read,
-        }
+        repair::living(&self.lock)
     }
 
     /// The settings of this user in this directory.

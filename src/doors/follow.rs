@@ -13,12 +13,14 @@ use crate::sys::signal::{self, EndSignal};
 use crate::sys::wait::is_unheard;
 use crate::wire::client::{self, Address, Next, Subscription};
 use crate::words::error::{Error, Result};
-use crate::words::message::{Item, TurnResult, end_in_words};
-use crate::words::protocol::{CancelReply, Method, Status, StreamEvent};
+use crate::words::message::{Item, LoggedItem, TurnResult, end_in_words};
+use crate::words::protocol::{CancelReply, Method, Status, StatusReply, StreamEvent};
 use crate::words::text::{cut_end, harmless_line};
 
 /// Tool arguments and results are cut at this length on a line.
 const LINE_BYTES_MAX: usize = 200;
+/// The error of a write to a terminal that was lost: `EIO`. Source: write(2).
+const TERMINAL_LOST: i32 = 5;
 /// A stream that ends so often without a single item in between is over.
 const DROPS_MAX: usize = 20;
 /// How often signals and `is_over` are looked at while nothing comes.
@@ -60,6 +62,10 @@ pub(super) struct Follower {
     in_line: bool,
     /// Whether live events have told the item that comes next.
     is_told: bool,
+    /// What has been shown of the reply that streams.
+    partial: String,
+    /// Whether the stream has begun again in the middle of it.
+    is_again: bool,
     spinner: Spinner,
     /// A directory that is left out where lines name what lies in it.
     pub(super) within: String,
@@ -91,6 +97,8 @@ impl Follower {
             style,
             in_line: false,
             is_told: false,
+            partial: String::new(),
+            is_again: false,
             spinner: Spinner::new(matches!(style, Style::Text | Style::Talk)),
             within: String::new(),
             doing: (String::new(), Instant::now()),
@@ -112,13 +120,14 @@ impl Follower {
 
     fn remember(&mut self, event: &StreamEvent) {
         if let StreamEvent::Item(logged) = event {
+            if let Item::TurnStarted { .. } = logged.item {
+                self.last_text.clear();
+            }
             if let Some(text) = logged.item.reply_text() {
                 text.clone_into(&mut self.last_text);
             } else if let Item::TurnEnded { turn, result, message } = &logged.item {
                 self.last_end = Some(TurnEnd { turn: *turn, result: *result, message: message.clone() });
             }
-        } else if let StreamEvent::TurnStarted { .. } = event {
-            self.last_text.clear();
         } else if let StreamEvent::TurnEnded { turn, result, message } = event {
             self.last_end = Some(TurnEnd { turn: *turn, result: *result, message: message.clone() });
         } else if let StreamEvent::Status { status, detail } = event {
@@ -165,6 +174,7 @@ impl Follower {
                 }
             }
             StreamEvent::Retry { attempt, wait_seconds, reason } => {
+                self.partial.clear();
                 self.say(&format!("-- attempt {attempt} failed, again in {wait_seconds:.1} s: {reason}"));
             }
             StreamEvent::TurnEnded { turn, result, message } => {
@@ -192,8 +202,14 @@ impl Follower {
             },
             StreamEvent::Status { .. } => {}
         }
-        self.is_told |=
-            !matches!(event, StreamEvent::Item(_) | StreamEvent::Status { .. } | StreamEvent::Retry { .. });
+        let tells_no_item = matches!(
+            event,
+            StreamEvent::Item(_)
+                | StreamEvent::Status { .. }
+                | StreamEvent::Retry { .. }
+                | StreamEvent::Dropped { .. }
+        );
+        self.is_told |= !tells_no_item;
     }
 
     /// An item of before the subscription has come alone and is shown from itself.
@@ -206,6 +222,14 @@ impl Follower {
         }
         self.end_line();
         self.is_told = false;
+        if matches!(item, Item::Assistant(_) | Item::TurnEnded { .. }) {
+            self.partial.clear();
+        }
+    }
+
+    /// What comes next may tell again what was told, or tell by items alone what was not.
+    fn begin_again(&mut self) {
+        (self.is_told, self.is_again) = (false, !self.partial.is_empty());
     }
 
     fn answers(&self) -> bool {
@@ -221,6 +245,11 @@ impl Follower {
     }
 
     fn text(&mut self, text: &str) {
+        // A stream that begins again sends the reply from its beginning, of which a part was shown.
+        let shown = std::mem::take(&mut self.is_again).then(|| std::mem::take(&mut self.partial));
+        let text = shown.as_ref().and_then(|shown| text.strip_prefix(shown.as_str())).unwrap_or(text);
+        self.partial.push_str(&shown.unwrap_or_default());
+        self.partial.push_str(text);
         if self.answers() {
             self.answer(text);
         } else {
@@ -336,6 +365,8 @@ pub(super) struct Followed {
     pub(super) follower: Follower,
     /// What `subscribe` answered, and what comes.
     pub(super) events: Subscription,
+    /// The same, and no successor of that name.
+    this_life: Address,
     /// The number of the next item of the history.
     next_item: u64,
     /// How often the stream has ended since the last item.
@@ -357,8 +388,10 @@ impl Followed {
         presses: Presses,
     ) -> Result<Followed> {
         let events = client::subscribe(address, since)?;
+        let life = client::ask::<StatusReply>(address, None, Method::Status)?.life;
         Ok(Followed {
             address: address.clone(),
+            this_life: Address { life: Some(life), ..address.clone() },
             follower: Follower::new(style),
             next_item: events.opened.cursor,
             drops: 0,
@@ -407,14 +440,19 @@ impl Followed {
                 Some(event) => self.follower.show(event),
                 None => self.follower.rest(),
             }
-            if matches!(event.as_deref(), Some(StreamEvent::TurnStarted { .. })) {
+            let is_start = |logged: &LoggedItem| matches!(logged.item, Item::TurnStarted { .. });
+            if matches!(event.as_deref(), Some(StreamEvent::Item(logged)) if is_start(logged)) {
                 self.presses_before = self.presses_seen;
-            }
-            if self.follower.unheard.is_some() {
-                return Ok(Over::Unheard);
             }
             if let Some(over) = self.look_at_signals()? {
                 return Ok(over);
+            }
+            // A terminal that was lost may tell by a write before it does by a signal.
+            let is_lost = |error: &mut io::Error| error.raw_os_error() == Some(TERMINAL_LOST);
+            if self.follower.unheard.take_if(is_lost).is_some() {
+                return Ok(Over::HungUp);
+            } else if self.follower.unheard.is_some() {
+                return Ok(Over::Unheard);
             }
             if is_over(&mut self.follower, event.as_deref())? {
                 return Ok(Over::Reached);
@@ -428,8 +466,11 @@ impl Followed {
         if self.drops > DROPS_MAX {
             return false;
         }
-        let again = client::subscribe(&self.address, Some(self.next_item));
-        again.map(|events| self.events = events).is_ok()
+        std::thread::sleep(LOOK_AGAIN);
+        let Ok(events) = client::subscribe(&self.this_life, Some(self.next_item)) else { return false };
+        self.events = events;
+        self.follower.begin_again();
+        true
     }
 
     fn look_at_signals(&mut self) -> Result<Option<Over>> {

@@ -120,6 +120,7 @@ fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {
     let mut overlay: Map<_, _> = provider.into_iter().collect();
     if let Some(name) = given.value("instruction") {
         let name = if name.starts_with('$') { name.into() } else { current.join(name) };
+        let name = name.to_str().ok_or_else(|| Error::told("the path of the instruction is not UTF-8"))?;
         overlay.insert("instruction".into(), json!(name));
     }
     let mut layers = Vec::new();
@@ -216,7 +217,10 @@ fn look_at_tree(
     let entries: Vec<_> = [&root].into_iter().chain(table.subtree(&root.pod_id)).collect();
     let addresses: Vec<_> = entries.iter().map(|entry| survey::address_of(entry)).collect();
     let answers = survey::ask_all(&addresses, None);
-    let is_quiet = |status: &StatusReply| status.status != Status::Running && status.events_in_flight == 0;
+    let is_unstarted = |status: &StatusReply| status.status == Status::Idle && status.queued > 0;
+    let is_quiet = |status: &StatusReply| {
+        status.status != Status::Running && status.events_in_flight == 0 && !is_unstarted(status)
+    };
     let busy: Vec<(bool, String)> = entries
         .iter()
         .zip(&answers)

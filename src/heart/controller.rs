@@ -32,6 +32,8 @@ const TURN_STACK_BYTES: usize = 1 << 20;
 const HEARD_MAX: usize = 1024;
 /// The model knows of the pod's end, or causes it.
 const ALL_OF_IT: u64 = u64::MAX;
+/// How soon a turn is tried again that could not be started.
+const START_AGAIN: Duration = Duration::from_secs(1);
 /// Texts that wait for the running turn.
 const QUEUED_MAX: usize = 256;
 
@@ -123,19 +125,18 @@ impl Controller {
 
     /// Handles events until the pod is to end and no turn runs any more.
     pub fn run(&mut self) {
-        if !self.queued.is_empty() {
-            let by_person = self.queued.iter().any(|input| input.from.is_none());
-            if let Err(error) = self.start_turn(Cause::Resume, by_person) {
-                log::error!("cannot start a turn for the inputs of before: {error}"); // they wait for the next one
-            }
-        }
+        self.start_queued(Cause::Resume, true);
         while !matches!(self.phase, Phase::Over) {
-            let next = match self.first_request_due {
+            let again = || self.is_unstarted().then(|| Instant::now() + START_AGAIN);
+            let next = match self.first_request_due.or_else(again) {
                 Some(due) => self.events.recv_deadline(due),
                 None => self.events.recv().map_err(RecvTimeoutError::from),
             };
             match next {
                 Ok(event) => self.handle(event),
+                Err(RecvTimeoutError::Timeout) if self.first_request_due.is_none() => {
+                    self.start_queued(Cause::Run, false);
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     log::error!("adopted, but nobody has asked anything within the launch limit: ending");
                     self.first_request_due = None;
@@ -205,6 +206,22 @@ impl Controller {
             let turn = self.context.session.ask(|summary| summary.turn) + 1;
             Ok(RunReply { turn, queued: true })
         })
+    }
+
+    /// Whether texts wait although nothing runs: a turn could not be started for them.
+    fn is_unstarted(&self) -> bool {
+        matches!(self.phase, Phase::Idle { is_paused: false, .. }) && !self.queued.is_empty()
+    }
+
+    /// Starts a turn for the texts that wait; also of a paused pod, where these were accepted by an earlier life.
+    fn start_queued(&mut self, cause: Cause, also_paused: bool) {
+        if !(self.is_unstarted() || also_paused && !self.queued.is_empty()) || self.context.is_ending() {
+            return;
+        }
+        let by_person = self.queued.iter().any(|input| input.from.is_none());
+        if let Err(error) = self.start_turn(cause, by_person) {
+            log::error!("cannot start a turn for the texts that wait: {error}"); // tried again in a second
+        }
     }
 
     /// On disk before it is accepted; in the queue until the turn takes it.
@@ -362,10 +379,7 @@ impl Controller {
         self.phase = Phase::Idle { worker, is_paused };
         self.set_state(status, detail);
         if goes_on {
-            let by_person = self.queued.iter().any(|input| input.from.is_none());
-            if let Err(error) = self.start_turn(Cause::Run, by_person) {
-                log::error!("cannot start a turn for the texts that wait: {error}"); // they wait for the next one
-            }
+            self.start_queued(Cause::Run, false);
         } else {
             self.wake();
         }

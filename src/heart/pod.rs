@@ -108,9 +108,13 @@ pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
         );
     }
     let settings_before = previous.iter().map(|previous| previous.settings.clone());
-    let layers = settings_before.chain(overlays(&options)?).collect();
+    let settings_now = overlays(&options)?;
+    let sets_model = previous.is_some() && settings_now.iter().any(Layer::gives_model);
+    let layers = settings_before.chain(settings_now).collect();
     let mut manifest = manifest::gather(&directories.config, &directory, layers)?;
-    toolbox::check_denied(&manifest.tools.deny)?;
+    if previous.is_none() {
+        toolbox::check_denied(&manifest.tools.deny)?;
+    }
     let given = std::mem::take(&mut manifest.provider);
     manifest.provider = Provider::choose(&given)?;
     for (key, is_chosen) in
@@ -127,8 +131,17 @@ pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
     let lock = ScopeLock::new(runtime);
     let (entry, standing) =
         register(&lock, &directories, &directory, &manifest, &options, previous.as_ref())?;
-    let registered =
-        Registered { lock, directories, directory, manifest, instruction, entry, standing, previous };
+    let registered = Registered {
+        lock,
+        directories,
+        directory,
+        manifest,
+        instruction,
+        entry,
+        standing,
+        previous,
+        sets_model,
+    };
     let (lock, entry) = (registered.lock.clone(), registered.entry.clone());
     registered.build(options).inspect_err(|_| {
         let undone = lock.edit(None, |table| {
@@ -157,14 +170,6 @@ fn overlays(options: &StartOptions) -> Result<Vec<Layer>> {
 /// Who has put together what this pod is started with.
 fn given_by(options: &StartOptions) -> &'static str {
     if options.adopt.is_some() { "its spawner" } else { "the command line" }
-}
-
-/// Whether the model comes from what a pod is started with, and not from before.
-fn gives_model(options: &StartOptions, manifest: &Manifest) -> bool {
-    let file = options.manifest.as_ref().map(|path| path.to_string_lossy());
-    let overlay = options.overlay.as_ref().map(|_| given_by(options).into());
-    let places = [file, overlay].into_iter().flatten();
-    manifest.sources.get("provider.model").is_some_and(|from| places.into_iter().any(|place| place == *from))
 }
 
 /// Puts the pod's entry into the lock: a new one for a root, its own life in place of the reservation for a
@@ -236,6 +241,8 @@ struct Registered {
     entry: Allocation,
     standing: Standing,
     previous: Option<Previous>,
+    /// Whether a resumed session gets another model now, which goes before one that was set in it.
+    sets_model: bool,
 }
 
 /// What a pod's registration has shown.
@@ -279,8 +286,8 @@ impl Registered {
         provider: Provider,
         state_dir: &Path,
     ) -> Result<Pod> {
-        let Registered { lock, directories, directory, manifest, instruction, entry, standing, previous } =
-            self;
+        let Registered { lock, directories, directory, manifest, instruction, entry, standing, .. } = self;
+        let (previous, sets_model) = (self.previous, self.sets_model);
         let Standing { spawner, lost, life_file } = standing;
         let own = Sender { pod_id: entry.pod_id.clone(), life: entry.life.clone() };
         let session = Session::open(state_dir)?;
@@ -291,7 +298,7 @@ impl Registered {
             directory: directory.to_string_lossy().into_owned(),
             scope: entry.scope_allow.clone(),
         })?;
-        if previous.is_some() && gives_model(&options, &manifest) {
+        if sets_model {
             // Said now, it counts more than one that was set before.
             session.append(Item::ModelSet { model: manifest.provider.model.clone().unwrap_or_default() })?;
         }

@@ -46,7 +46,11 @@ fn watch_until_end(context: &PodContext, record: &PodRecord) {
         // What it held is its spawner's again from now on, whoever speaks of its end.
         let edited = context.lock.edit(None, |table| Ok(table.clone()));
         // A life file that somebody has removed proves nothing; the lock judges such a pod by its process.
-        if edited.as_ref().is_ok_and(|edited| edited.value.by_life(&record.life).is_some()) {
+        let is_there = match &edited {
+            Ok(edited) => edited.value.by_life(&record.life).is_some(),
+            Err(_) => life::probe(context.lock.runtime(), &record.life) == life::Holding::Missing,
+        };
+        if is_there {
             std::thread::sleep(LOOK_AGAIN);
         } else {
             break edited;

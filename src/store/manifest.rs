@@ -251,7 +251,8 @@ impl Layer {
             )));
         }
         make_absolute(&mut given, base);
-        let sources = flatten(&given).map(|(key, _)| (key, place.to_owned())).collect();
+        let set = flatten(&given).filter(|(_, value)| !value.is_null());
+        let sources = set.map(|(key, _)| (key, place.to_owned())).collect();
         Ok(Layer { source, place: place.to_owned(), given, sources })
     }
 
@@ -261,6 +262,11 @@ impl Layer {
     /// As `parse`.
     pub fn overlay(given: &Value, place: &str) -> Result<Layer> {
         Layer::parse(&given.to_string(), Source::Overlay, place, Path::new("/"))
+    }
+
+    /// Whether the layer names a model.
+    pub fn gives_model(&self) -> bool {
+        self.sources.contains_key("provider.model")
     }
 
     /// Whether the layer gives anything that could widen rights; the sentence names the key.
@@ -345,6 +351,11 @@ fn lay_value(below: &mut Value, above: &Value) {
     match (below, above) {
         (Value::Object(below), Value::Object(above)) => {
             for (key, value) in above {
+                // Nothing over nothing: what a session has kept of a secret is given up.
+                if value.is_null() && below.get(key).is_some_and(Value::is_null) {
+                    below.remove(key);
+                    continue;
+                }
                 lay_value(below.entry(key.clone()).or_insert(Value::Null), value);
             }
         }
@@ -366,10 +377,12 @@ fn make_absolute(given: &mut Map<String, Value>, base: &Path) {
     {
         absolute(value);
     }
-    // A program without a slash is looked for on PATH.
+    // A program without a slash is looked for on PATH. What no file says stays as it was said.
     let command = given.get_mut("provider").and_then(|provider| provider.get_mut("command"));
     let program = |list: &mut Value| {
-        list.get_mut(0).filter(|word| word.as_str().is_some_and(|word| word.contains('/'))).map(absolute)
+        list.get_mut(0)
+            .filter(|word| base != Path::new("/") && word.as_str().is_some_and(|word| word.contains('/')))
+            .map(absolute)
     };
     command.and_then(program);
     given.get_mut("pod_command").and_then(program);

@@ -4,6 +4,7 @@
 //! into the runtime directory for others. Any thread may call it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use crate::store::life::{self, Holding};
 use crate::store::scope_lock::ScopeLock;
@@ -86,13 +87,34 @@ fn repair_missing(lock: &ScopeLock) -> Result<Repaired> {
     }
 }
 
+/// Who lives: the table, or where that cannot be used, for whoever wants to see, ask or end somebody, what the life
+/// files tell, contradictions and all. Nothing may be started or lent by it.
+///
+/// # Errors
+/// When neither can be read.
+pub fn living(lock: &ScopeLock) -> Result<AllocationTable> {
+    static SAID: Once = Once::new();
+    match lock.read() {
+        Err(error @ Error::LockUnusable { .. }) => {
+            SAID.call_once(|| log::error!("{error}; until then what the pods themselves have left counts"));
+            Ok(AllocationTable::unchecked(held_entries(lock)?.0))
+        }
+        read => read,
+    }
+}
+
 /// The table of the pods that live, or why there is none.
-pub(crate) fn rebuild(lock: &ScopeLock) -> Result<Result<AllocationTable, Vec<String>>> {
+fn rebuild(lock: &ScopeLock) -> Result<Result<AllocationTable, Vec<String>>> {
+    let (entries, unreadable) = held_entries(lock)?;
+    Ok(if unreadable.is_empty() { AllocationTable::rebuild(entries) } else { Err(unreadable) })
+}
+
+/// The entries of the lives that are held, the oldest first, and what is said of those that cannot be read.
+fn held_entries(lock: &ScopeLock) -> Result<(Vec<Allocation>, Vec<String>)> {
     let runtime = lock.runtime();
     let lives = life::all(runtime)?;
     let held = lives.iter().filter(|life| life::probe(runtime, life) == Holding::Held);
-    let mut entries = Vec::new();
-    let mut unreadable = Vec::new();
+    let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
     for life in held {
         match life::entry_of(runtime, life) {
             Ok(entry) => entries.push(entry),
@@ -102,11 +124,8 @@ pub(crate) fn rebuild(lock: &ScopeLock) -> Result<Result<AllocationTable, Vec<St
             )),
         }
     }
-    if !unreadable.is_empty() {
-        return Ok(Err(unreadable));
-    }
     entries.sort_by(|a, b| (a.since, &a.pod_id).cmp(&(b.since, &b.pod_id)));
-    Ok(AllocationTable::rebuild(entries))
+    Ok((entries, unreadable))
 }
 
 /// Gives the bad file a name that says when, without taking that of an older one.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::store::life;
 use crate::store::scope_lock::ScopeLock;
+use crate::store::{life, repair};
 use crate::sys::process;
 use crate::sys::wait::Cancel;
 use crate::tools::survey::{STATUS_LIMIT, address_of};
@@ -86,7 +86,7 @@ pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result
     let last_words =
         || client::ask_within::<StatusReply>(&address, manner.from, Method::Status, STATUS_LIMIT).ok();
     let last_response = last_words().map(|status| cut_end(&status.last_response, MAX_LAST_RESPONSE_BYTES));
-    let children = children_of(&lock.read().unwrap_or_default(), target); // damaged: those within its scope are found
+    let children = children_of(&living(lock), target);
     let how = end(lock, target, manner)?;
     let released = lock.edit(Some(manner.cancel), |table| {
         lock.release(table, &target.life);
@@ -95,7 +95,7 @@ pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result
     let table = match released {
         Ok(edited) => edited.value,
         // It has ended all the same, and a repair finds only who lives.
-        Err(Error::LockUnusable { .. }) => AllocationTable::default(),
+        Err(Error::LockUnusable { .. }) => living(lock),
         Err(error) => return Err(error),
     };
     Ok(Stopped {
@@ -111,7 +111,7 @@ pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result
 fn come_of(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<Option<Allocation>> {
     let deadline = Instant::now() + manner.limit;
     while target.state == AllocationState::Starting && Instant::now() < deadline {
-        let table = lock.read()?;
+        let table = living(lock);
         if table.by_life(&target.life).is_none() {
             return Ok(adopted(&table, target));
         }
@@ -123,6 +123,11 @@ fn come_of(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<
         }
     }
     Ok(None)
+}
+
+/// Who lives, as far as that can be told.
+fn living(lock: &ScopeLock) -> AllocationTable {
+    repair::living(lock).unwrap_or_default()
 }
 
 fn children_of(table: &AllocationTable, target: &Allocation) -> Vec<Life> {
@@ -216,7 +221,7 @@ fn stop_tree(lock: &ScopeLock, root: &Allocation, manner: Manner<'_>) -> Vec<Out
     let mut outcome = Vec::new();
     while let Some(found) = queue.pop_front() {
         // Its spawner has ended by now, so a reservation that was found has become a pod, or never will.
-        let target = adopted(&lock.read().unwrap_or_default(), &found).unwrap_or_else(|| found.clone());
+        let target = adopted(&living(lock), &found).unwrap_or_else(|| found.clone());
         if target.life != found.life {
             if seen.contains(&target.life) {
                 continue; // it is in the queue as the pod that it has become
@@ -224,7 +229,7 @@ fn stop_tree(lock: &ScopeLock, root: &Allocation, manner: Manner<'_>) -> Vec<Out
             seen.push(target.life.clone());
         }
         let mut add_children = |late: bool| {
-            let table = lock.read().unwrap_or_default(); // damaged: the set so far is what we know
+            let table = living(lock);
             for allocation in table.allocations() {
                 let is_child = allocation.delegated_from.as_ref() == Some(&target.pod_id);
                 if (is_child || (late && was_spawned_by(allocation, &target)))

@@ -11,7 +11,7 @@ use insomnia::sys::process::{self, ErrorOutput, Output, Running};
 use insomnia::words::text::harmless;
 
 use crate::world::{
-    PATIENCE, Ran, World, call, calls, copy_program, has_files, has_tool, ran, skip, wait_until,
+    PATIENCE, Ran, World, call, calls, copy_program, has_files, has_tool, ran, skip, spawn, wait_until,
 };
 
 const INSOMNIA: &str = env!("CARGO_BIN_EXE_insomnia");
@@ -654,26 +654,31 @@ fn root_reaches_the_pod_of_another_user_by_its_socket() {
     kill(&json_of(&started.stdout));
 }
 
-/// Talks to a program over a terminal of its own until it waits for a line, takes the terminal away, and prints how
-/// the program ended.
+/// Hears a program over a terminal of its own until it says this, takes the terminal away, and prints how the program
+/// ended.
 const HANG_UP: &str = "import os, pty, sys
 pid, terminal = pty.fork()
 if pid == 0:
     os.execv(sys.argv[1], sys.argv[1:])
 seen = b''
-while not seen.endswith(b'> '):
+while os.environ['UNTIL'].encode() not in seen:
     seen += os.read(terminal, 1000)
 os.close(terminal)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))";
 
 #[test]
-fn a_terminal_that_goes_where_a_line_is_waited_for_leaves_the_pods_running() {
-    let world = World::with_script(json!({}));
-    for (name, more) in [("a", &[][..]), ("b", &["--keep"])] {
+fn a_terminal_that_goes_leaves_the_pods_running() {
+    let world = World::with_script(json!({ "*": [{ "text": "never", "delay_ms": 600_000 }] }));
+    for (name, until, status, more) in [
+        ("a", "\n> ", "idle", &[][..]),
+        ("b", "\n> ", "idle", &["--keep"]),
+        ("c", "waiting for the model", "running", &["go"]),
+    ] {
         let args = [&["-c", HANG_UP, INSOMNIA, "run", "--read-only", "--name", name], more].concat();
-        let ran = ran(world.program("python3", args));
+        let program = world.program("python3", args).env("TERM", "xterm").env("UNTIL", until);
+        let ran = ran(program);
         assert_eq!(ran.stdout, "0\n", "{}", ran.stderr);
-        assert_eq!(world.status(name)["status"], "idle");
+        assert_eq!(world.status(name)["status"], status);
     }
 }
 
@@ -690,9 +695,13 @@ fn a_run_whose_answer_nobody_will_read_ends_its_pods() {
 
 #[test]
 fn a_damaged_lock_hides_no_pod_from_who_wants_to_ask_or_end_it() {
-    let world = World::with_script(json!({ "*": [{ "text": "here" }, { "delay_ms": 600_000 }] }));
+    let family = json!([calls(&[spawn("child", &["b/c:write"])]), { "text": "done" }]);
+    let world =
+        World::with_script(json!({ "other": family, "*": [{ "text": "here" }, { "delay_ms": 600_000 }] }));
     world.start(&["--scope", "a:write"]);
     world.start(&["--name", "other", "--scope", "b:write"]);
+    world.turn("other", "go");
+    wait_until("its child is there", || world.entry("child").is_some_and(|entry| entry["state"] == "live"));
     let lock = world.runtime().join("scope.lock");
     std::fs::write(&lock, "garbage").unwrap();
     let works = |args: &[&str], part: &str| {
@@ -706,12 +715,14 @@ fn a_damaged_lock_hides_no_pod_from_who_wants_to_ask_or_end_it() {
     works(&["set", "main", "model", "m"], "asks m");
     works(&["send", "main", "more"], "started turn 2");
     works(&["cancel", "main"], "cancelled");
-    works(&["stop", "main"], "pod main ended");
+    works(&["stop", "main", "--tree"], "pod main ended");
     let refused = world.insomnia(["run", "x"]);
     assert!(refused.code == Some(1) && refused.stderr.contains("scope repair"), "{}", refused.stderr);
     assert_eq!(std::fs::read_to_string(&lock).unwrap(), "garbage", "nobody but a person mends it");
+    works(&["stop", "other", "--tree"], "pod child ended");
+    assert_eq!(world.processes(), [0; 0]);
     assert_eq!(world.insomnia(["scope", "repair"]).code, Some(0));
-    assert_eq!(world.table()["allocations"].as_array().unwrap().len(), 1);
+    assert!(world.table()["allocations"].as_array().unwrap().is_empty());
 }
 
 #[test]
