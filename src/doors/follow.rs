@@ -14,13 +14,13 @@ use crate::sys::wait::is_unheard;
 use crate::wire::client::{self, Address, Next, Subscription};
 use crate::words::error::{Error, Result};
 use crate::words::message::{Item, LoggedItem, TurnResult, end_in_words};
-use crate::words::protocol::{CancelReply, Method, Status, StatusReply, StreamEvent};
+use crate::words::protocol::{CancelReply, ErrorCode, Method, Status, StatusReply, StreamEvent};
 use crate::words::text::{cut_end, harmless_line};
 
 /// Tool arguments and results are cut at this length on a line.
 const LINE_BYTES_MAX: usize = 200;
-/// The error of a write to a terminal that was lost: `EIO`. Source: write(2).
-const TERMINAL_LOST: i32 = 5;
+/// A pod that cannot be followed again is tried so often.
+const TRIES_MAX: usize = 5;
 /// A stream that ends so often without a single item in between is over.
 const DROPS_MAX: usize = 20;
 /// How often signals and `is_over` are looked at while nothing comes.
@@ -62,6 +62,7 @@ pub(super) struct Follower {
     in_line: bool,
     /// Whether live events have told the item that comes next.
     is_told: bool,
+    is_on_terminal: bool,
     /// What has been shown of the reply that streams.
     partial: String,
     /// Whether the stream has begun again in the middle of it.
@@ -97,6 +98,7 @@ impl Follower {
             style,
             in_line: false,
             is_told: false,
+            is_on_terminal: answers_to_a_person(),
             partial: String::new(),
             is_again: false,
             spinner: Spinner::new(matches!(style, Style::Text | Style::Talk)),
@@ -112,10 +114,41 @@ impl Follower {
     pub(super) fn show(&mut self, event: &StreamEvent) {
         self.remember(event);
         match self.style {
-            Style::Json => self.answer(&format!("{}\n", json_line(event))),
+            Style::Json => self.show_json(event),
             Style::Text | Style::Talk | Style::TextOnly | Style::Show => self.show_plainly(event),
             Style::Quiet => {}
         }
+        if let StreamEvent::Item(logged) = event {
+            let is_dead = matches!(logged.item, Item::ModelError { .. });
+            if is_dead && !self.partial.is_empty() {
+                self.end_line();
+            }
+            if is_dead || matches!(logged.item, Item::Assistant(_) | Item::TurnEnded { .. }) {
+                (self.partial, self.is_again) = (String::new(), false);
+            }
+        }
+    }
+
+    fn show_json(&mut self, event: &StreamEvent) {
+        let mut line = json_line(event);
+        if let StreamEvent::TextDelta { text } = event {
+            line = json_line(&StreamEvent::TextDelta { text: self.fresh(text).to_owned() });
+        }
+        self.answer(&(line + "\n"));
+    }
+
+    /// What of a piece of the reply has not been shown: a stream that begins again sends it from its beginning.
+    fn fresh<'t>(&mut self, text: &'t str) -> &'t str {
+        if !std::mem::take(&mut self.is_again) {
+            self.partial.push_str(text);
+            return text;
+        }
+        let fresh = text.strip_prefix(self.partial.as_str());
+        if fresh.is_none() {
+            self.end_line();
+        }
+        text.clone_into(&mut self.partial);
+        fresh.unwrap_or(text)
     }
 
     fn remember(&mut self, event: &StreamEvent) {
@@ -144,7 +177,7 @@ impl Follower {
 
     /// While nothing comes: lets the spinner turn, and looks whether anybody still reads.
     fn rest(&mut self) {
-        if is_unheard(io::stdout().as_fd()) {
+        if !self.is_on_terminal && is_unheard(io::stdout().as_fd()) {
             self.unheard.get_or_insert_with(|| io::ErrorKind::BrokenPipe.into());
         }
         let (what, since) = &self.doing;
@@ -174,7 +207,6 @@ impl Follower {
                 }
             }
             StreamEvent::Retry { attempt, wait_seconds, reason } => {
-                self.partial.clear();
                 self.say(&format!("-- attempt {attempt} failed, again in {wait_seconds:.1} s: {reason}"));
             }
             StreamEvent::TurnEnded { turn, result, message } => {
@@ -222,13 +254,14 @@ impl Follower {
         }
         self.end_line();
         self.is_told = false;
-        if matches!(item, Item::Assistant(_) | Item::TurnEnded { .. }) {
-            self.partial.clear();
-        }
     }
 
     /// What comes next may tell again what was told, or tell by items alone what was not.
     fn begin_again(&mut self) {
+        if self.style == Style::Json {
+            let reason = "the stream was lost and goes on behind the last item".to_owned();
+            self.answer(&format!("{}\n", json_line(&StreamEvent::Dropped { reason })));
+        }
         (self.is_told, self.is_again) = (false, !self.partial.is_empty());
     }
 
@@ -245,18 +278,16 @@ impl Follower {
     }
 
     fn text(&mut self, text: &str) {
-        // A stream that begins again sends the reply from its beginning, of which a part was shown.
-        let shown = std::mem::take(&mut self.is_again).then(|| std::mem::take(&mut self.partial));
-        let text = shown.as_ref().and_then(|shown| text.strip_prefix(shown.as_str())).unwrap_or(text);
-        self.partial.push_str(&shown.unwrap_or_default());
-        self.partial.push_str(text);
+        let text = self.fresh(text);
         if self.answers() {
             self.answer(text);
         } else {
             self.spinner.clear();
             talk(text);
         }
-        self.in_line = !text.is_empty() && !text.ends_with('\n');
+        if !text.is_empty() {
+            self.in_line = !text.ends_with('\n');
+        }
     }
 
     /// Ends a line of streaming text, so that what follows begins a new one.
@@ -447,11 +478,12 @@ impl Followed {
             if let Some(over) = self.look_at_signals()? {
                 return Ok(over);
             }
-            // A terminal that was lost may tell by a write before it does by a signal.
-            let is_lost = |error: &mut io::Error| error.raw_os_error() == Some(TERMINAL_LOST);
-            if self.follower.unheard.take_if(is_lost).is_some() {
-                return Ok(Over::HungUp);
-            } else if self.follower.unheard.is_some() {
+            if self.follower.unheard.is_some() {
+                // A terminal that was lost may tell by a write before it does by a signal; it is none any more.
+                if self.follower.is_on_terminal && !answers_to_a_person() {
+                    self.follower.unheard = None;
+                    return Ok(Over::HungUp);
+                }
                 return Ok(Over::Unheard);
             }
             if is_over(&mut self.follower, event.as_deref())? {
@@ -466,11 +498,20 @@ impl Followed {
         if self.drops > DROPS_MAX {
             return false;
         }
-        std::thread::sleep(LOOK_AGAIN);
-        let Ok(events) = client::subscribe(&self.this_life, Some(self.next_item)) else { return false };
-        self.events = events;
-        self.follower.begin_again();
-        true
+        for _ in 0..TRIES_MAX {
+            std::thread::sleep(LOOK_AGAIN);
+            match client::subscribe(&self.this_life, Some(self.next_item)) {
+                Ok(events) => {
+                    self.events = events;
+                    self.follower.begin_again();
+                    return true;
+                }
+                Err(Error::Peer(refusal)) if refusal.code != ErrorCode::Busy => return false,
+                Err(_) if !self.address.socket.exists() => return false,
+                Err(_) => {} // busy, or slow: one that was killed has left its socket
+            }
+        }
+        false
     }
 
     fn look_at_signals(&mut self) -> Result<Option<Over>> {

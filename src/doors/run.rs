@@ -217,10 +217,7 @@ fn look_at_tree(
     let entries: Vec<_> = [&root].into_iter().chain(table.subtree(&root.pod_id)).collect();
     let addresses: Vec<_> = entries.iter().map(|entry| survey::address_of(entry)).collect();
     let answers = survey::ask_all(&addresses, None);
-    let is_unstarted = |status: &StatusReply| status.status == Status::Idle && status.queued > 0;
-    let is_quiet = |status: &StatusReply| {
-        status.status != Status::Running && status.events_in_flight == 0 && !is_unstarted(status)
-    };
+    let is_quiet = |status: &StatusReply| !status.is_at_work() && status.events_in_flight == 0;
     let busy: Vec<(bool, String)> = entries
         .iter()
         .zip(&answers)

@@ -75,6 +75,8 @@ pub struct Controller {
     news: Option<Sender<NewsKind>>,
     /// An adopted pod that hears nothing until then ends itself.
     first_request_due: Option<Instant>,
+    /// When a turn is tried again that could not be started.
+    start_again_due: Option<Instant>,
 }
 
 impl std::fmt::Debug for Controller {
@@ -120,6 +122,7 @@ impl Controller {
             in_flight_text: String::new(),
             news: None,
             first_request_due: first_request_within.map(|limit| Instant::now() + limit),
+            start_again_due: None,
         }
     }
 
@@ -127,8 +130,7 @@ impl Controller {
     pub fn run(&mut self) {
         self.start_queued(Cause::Resume, true);
         while !matches!(self.phase, Phase::Over) {
-            let again = || self.is_unstarted().then(|| Instant::now() + START_AGAIN);
-            let next = match self.first_request_due.or_else(again) {
+            let next = match self.first_request_due.or(self.start_again_due) {
                 Some(due) => self.events.recv_deadline(due),
                 None => self.events.recv().map_err(RecvTimeoutError::from),
             };
@@ -202,7 +204,7 @@ impl Controller {
         let by_person = input.from.is_none();
         self.accept(input)?;
         self.start_turn(Cause::Run, by_person).or_else(|error| {
-            log::error!("cannot start a turn for what was accepted: {error}"); // it waits for the next one
+            self.start_later(&error);
             let turn = self.context.session.ask(|summary| summary.turn) + 1;
             Ok(RunReply { turn, queued: true })
         })
@@ -220,7 +222,19 @@ impl Controller {
         }
         let by_person = self.queued.iter().any(|input| input.from.is_none());
         if let Err(error) = self.start_turn(cause, by_person) {
-            log::error!("cannot start a turn for the texts that wait: {error}"); // tried again in a second
+            self.start_later(&error);
+        }
+    }
+
+    /// What was accepted is not given up: its turn is tried again in a second.
+    fn start_later(&mut self, error: &WireError) {
+        if self.start_again_due.is_none() {
+            log::error!("cannot start a turn for the texts that wait: {error}");
+        }
+        self.start_again_due = Some(Instant::now() + START_AGAIN);
+        if let Phase::Idle { is_paused, .. } = &mut self.phase {
+            *is_paused = false;
+            self.set_state(Status::Idle, "a turn cannot be started yet".into());
         }
     }
 
@@ -468,6 +482,7 @@ impl Controller {
         match std::thread::Builder::new().name("turn".into()).stack_size(TURN_STACK_BYTES).spawn(run) {
             Ok(thread) => {
                 self.phase = Phase::Running(RunningTurn { thread, cancel, turn, by_person });
+                self.start_again_due = None;
                 self.set_state(Status::Running, "starting a turn".into());
                 Ok(RunReply { turn, queued: false })
             }

@@ -112,9 +112,9 @@ pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
     let sets_model = previous.is_some() && settings_now.iter().any(Layer::gives_model);
     let layers = settings_before.chain(settings_now).collect();
     let mut manifest = manifest::gather(&directories.config, &directory, layers)?;
-    if previous.is_none() {
-        toolbox::check_denied(&manifest.tools.deny)?;
-    }
+    let denied_before =
+        previous.as_ref().map(|previous| previous.settings.denied_tools()).unwrap_or_default();
+    toolbox::check_denied(manifest.tools.deny.iter().filter(|name| !denied_before.contains(name)))?;
     let given = std::mem::take(&mut manifest.provider);
     manifest.provider = Provider::choose(&given)?;
     for (key, is_chosen) in

@@ -36,25 +36,24 @@ pub fn watch(context: &Arc<PodContext>, record: PodRecord) {
 
 fn watch_until_end(context: &PodContext, record: &PodRecord) {
     let edited = loop {
-        if let Err(error) = life::wait_for_end(context.lock.runtime(), &record.life) {
-            log::error!("cannot watch pod \"{}\": {error}", record.pod_id); // ListPods shows its end
-            return;
-        }
+        let is_proven = match life::wait_for_end(context.lock.runtime(), &record.life) {
+            Ok(is_proven) => is_proven,
+            Err(error) => {
+                log::error!("cannot watch pod \"{}\": {error}", record.pod_id); // ListPods shows its end
+                return;
+            }
+        };
         if context.is_ending() {
             return;
         }
         // What it held is its spawner's again from now on, whoever speaks of its end.
         let edited = context.lock.edit(None, |table| Ok(table.clone()));
         // A life file that somebody has removed proves nothing; the lock judges such a pod by its process.
-        let is_there = match &edited {
-            Ok(edited) => edited.value.by_life(&record.life).is_some(),
-            Err(_) => life::probe(context.lock.runtime(), &record.life) == life::Holding::Missing,
-        };
-        if is_there {
-            std::thread::sleep(LOOK_AGAIN);
-        } else {
+        let is_gone = || edited.as_ref().is_ok_and(|edited| edited.value.by_life(&record.life).is_none());
+        if is_proven || is_gone() {
             break edited;
         }
+        std::thread::sleep(LOOK_AGAIN);
     };
     // An entry that was still there for us to reclaim was not given back: nothing is on its way.
     let is_crash =

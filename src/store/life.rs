@@ -123,16 +123,17 @@ pub fn is_dead(runtime: &RuntimeDirectory, allocation: &Allocation) -> bool {
     }
 }
 
-/// Waits without a limit until nobody holds this life. For watcher threads.
+/// Waits without a limit until nobody holds this life. For watcher threads. `false` when it has no file, which proves
+/// nothing.
 ///
 /// # Errors
-/// When the file cannot be opened or locked; a missing one is an end.
-pub fn wait_for_end(runtime: &RuntimeDirectory, life: &Life) -> Result<()> {
+/// When the file cannot be opened or locked.
+pub fn wait_for_end(runtime: &RuntimeDirectory, life: &Life) -> Result<bool> {
     match file::open_at(runtime.descriptor(), &file_name(life)) {
         Ok(opened) => file::lock_shared(opened)
-            .map(drop)
+            .map(|_| true)
             .map_err(|source| Error::io(format!("watch life {life}"), source)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(source) => Err(Error::io(format!("watch life {life}"), source)),
     }
 }

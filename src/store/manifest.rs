@@ -264,6 +264,12 @@ impl Layer {
         Layer::parse(&given.to_string(), Source::Overlay, place, Path::new("/"))
     }
 
+    /// The tools that the layer denies.
+    pub fn denied_tools(&self) -> Vec<String> {
+        let denied = self.given.get("tools").and_then(|tools| tools.get("deny"));
+        denied.and_then(|names| serde_json::from_value(names.clone()).ok()).unwrap_or_default()
+    }
+
     /// Whether the layer names a model.
     pub fn gives_model(&self) -> bool {
         self.sources.contains_key("provider.model")

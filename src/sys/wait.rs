@@ -103,13 +103,13 @@ pub fn wait_readable(
     }
 }
 
-/// Whether nobody can read any more what is written there: the other end of a pipe is closed. A terminal that was lost
-/// is no such end. Source: poll(2): a pipe has `POLLERR`, a terminal `POLLHUP` too.
+/// Whether nobody can read any more what is written there: the other end of a pipe or socket is closed. Source:
+/// poll(2): a pipe has `POLLERR` then, a socket `POLLHUP`, as has a terminal that was lost.
 pub fn is_unheard(descriptor: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(descriptor, PollFlags::empty())];
     let is_ready = nix::poll::poll(&mut fds, PollTimeout::ZERO).is_ok();
     let events = fds.iter().filter_map(PollFd::revents).fold(PollFlags::empty(), |all, events| all | events);
-    is_ready && events.contains(PollFlags::POLLERR) && !events.contains(PollFlags::POLLHUP)
+    is_ready && events.intersects(PollFlags::POLLERR | PollFlags::POLLHUP)
 }
 
 /// A poll time-out that never ends before `left` has passed: milliseconds, rounded up.

@@ -338,6 +338,7 @@ fn look(context: &PodContext, records: &[PodRecord]) -> (Vec<Finished>, Vec<PodI
     for (record, answer) in records.iter().zip(answers) {
         let lives = || life::probe(context.lock.runtime(), &record.life) == life::Holding::Held;
         let status = match &answer {
+            Some(answer) if answer.is_at_work() => Status::Running,
             Some(answer) => answer.status,
             None if lives() => Status::Running, // it does not answer, so nobody knows that it is done
             None => Status::Stopped,

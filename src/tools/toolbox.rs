@@ -35,8 +35,8 @@ pub const TOOLS: [&str; 13] = [
 ///
 /// # Errors
 /// `Error::Manifest` with the name that no tool has.
-pub fn check_denied(names: &[String]) -> Result<()> {
-    let Some(unknown) = names.iter().find(|name| !TOOLS.contains(&name.as_str())) else { return Ok(()) };
+pub fn check_denied<'a>(mut names: impl Iterator<Item = &'a String>) -> Result<()> {
+    let Some(unknown) = names.find(|name| !TOOLS.contains(&name.as_str())) else { return Ok(()) };
     Err(Error::Manifest(format!(
         "\"tools.deny\" names \"{}\", which is no tool; the tools are {}",
         harmless_line(unknown),

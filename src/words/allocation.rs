@@ -291,7 +291,8 @@ impl AllocationTable {
     pub fn subtree<'a>(&'a self, pod_id: &'a PodId) -> Vec<&'a Allocation> {
         let mut found: Vec<&Allocation> = self.children(pod_id).collect();
         let mut next = 0;
-        while let Some(allocation) = found.get(next) {
+        // Only a table that nobody has checked can have more; a circle would have no end.
+        while let Some(allocation) = found.get(next).filter(|_| found.len() <= self.allocations.len()) {
             let id = &allocation.pod_id;
             found.extend(self.children(id));
             next += 1;
@@ -304,6 +305,9 @@ impl AllocationTable {
         let mut found = Vec::new();
         let mut current = self.get(pod_id);
         while let Some(above) = current.and_then(|a| a.delegated_from.as_ref()).and_then(|id| self.get(id)) {
+            if found.len() == self.allocations.len() {
+                break; // as above
+            }
             found.push(above);
             current = Some(above);
         }

@@ -543,6 +543,13 @@ fn yes() -> bool {
     true
 }
 
+impl StatusReply {
+    /// Whether a turn runs, or is still to be started for texts that were accepted.
+    pub fn is_at_work(&self) -> bool {
+        self.status == Status::Running || self.status == Status::Idle && self.queued > 0
+    }
+}
+
 /// A pod that another pod knows, in `list_pods` and the tool ListPods.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KnownPod {

@@ -395,8 +395,14 @@ fn inner_level_3() {
     // Landlock cannot cut the network.
     let (level, found) = differences(json!({ "network": false }), "write", is_refused_with_advice);
     assert!(level.starts_with("4: off: the system refuses") && found.is_empty(), "{level} {found:#?}");
-    assert_eq!(one("sleep 777123 & setsid sleep 777123 & true"), "exit code 0");
-    wait_until("what was started is gone", || processes_with("777123").is_empty());
+    let mark = mark(90_000);
+    assert_eq!(one(&format!("sleep {mark} & setsid sleep {mark} & true")), "exit code 0");
+    wait_until("what was started is gone", || processes_with(&mark).is_empty());
+}
+
+/// Seconds to sleep that no other process on this machine has among its arguments.
+fn mark(number: usize) -> String {
+    format!("777.{:07}{number:05}", std::process::id())
 }
 
 /// Processes that have this word among their arguments.
@@ -452,15 +458,18 @@ fn t06_escapes_never_reach_a_terminal_raw() {
 
 #[test]
 fn t01_the_call_ends_with_the_command_and_nothing_stays() {
-    let nasty = "sleep 777001 & setsid sleep 777001 & nohup yes 777001 >/dev/null & \
-        (sleep 777001 </dev/null >/dev/null 2>&1) & (trap '' TERM HUP INT; setsid setsid sleep 777001) & echo started";
+    let mark = mark(90_001);
+    let nasty = format!(
+        "sleep {mark} & setsid sleep {mark} & nohup yes {mark} >/dev/null & \
+        (sleep {mark} </dev/null >/dev/null 2>&1) & (trap '' TERM HUP INT; setsid setsid sleep {mark}) & echo started"
+    );
     let world = world_with(vec![call(nasty)], json!({}));
     world.start(&["--scope", ".:write"]);
     let begun = Instant::now();
     world.turn("main", "go");
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     assert_eq!(world.results("main", "Shell")[0].1, "started\nexit code 0");
-    assert_eq!(processes_with("777001"), [0; 0]);
+    assert_eq!(processes_with(&mark), [0; 0]);
 }
 
 #[test]
@@ -522,15 +531,16 @@ fn t05_a_command_never_has_the_terminal_of_the_pod() {
 
 #[test]
 fn a_cancel_kills_the_command_and_keeps_what_it_said() {
-    let world = world_with(vec![call("echo begun; trap '' TERM; sleep 777002 & wait")], json!({}));
+    let mark = mark(90_002);
+    let world = world_with(vec![call(format!("echo begun; trap '' TERM; sleep {mark} & wait"))], json!({}));
     world.start(&["--scope", ".:write"]);
     let mut events = world.subscribe("main", None);
     world.ok("main", "run", json!({ "input": "go" }));
-    wait_until("it runs", || processes_with("777002").len() > 1);
+    wait_until("it runs", || processes_with(&mark).len() > 1);
     assert_eq!(world.ok("main", "cancel", Value::Null)["cancelled"], true);
     assert_eq!(events.until_turn_ended()["result"], "cancelled");
     assert!(world.results("main", "Shell")[0].1.starts_with("begun\ncancelled"));
-    assert_eq!(processes_with("777002"), [0; 0]);
+    assert_eq!(processes_with(&mark), [0; 0]);
 }
 
 #[test]
@@ -731,10 +741,11 @@ fn s09_inside_its_own_shell_a_pod_is_confined_or_says_why_not() {
 
 #[test]
 fn l08_only_the_life_file_is_shared_with_the_helpers() {
-    let world = world_with(vec![call("sleep 777004")], json!({}));
+    let mark = mark(90_004);
+    let world = world_with(vec![call(format!("sleep {mark}"))], json!({}));
     world.start(&["--scope", ".:write"]);
     world.ok("main", "run", json!({ "input": "go" }));
-    wait_until("it runs", || !processes_with("777004").is_empty());
+    wait_until("it runs", || !processes_with(&mark).is_empty());
     let helpers = processes_with("--confined");
     let of_ours = |pid: &i32| {
         let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
@@ -755,20 +766,22 @@ fn l08_only_the_life_file_is_shared_with_the_helpers() {
 #[test]
 fn r01_no_zombie_is_left() {
     let count = rounds(100, 1000);
-    let calls = (0..count).map(|n| call(if n % 2 == 0 { "true" } else { "sleep 777003 & true" })).collect();
+    let mark = mark(90_003);
+    let left = format!("sleep {mark} & true");
+    let calls = (0..count).map(|n| call(if n % 2 == 0 { "true" } else { &left })).collect();
     let world = world_with(calls, json!({}));
     let results = go(&world, &[".:write"]);
     assert!(results.len() == count && results.iter().all(|(_, text)| text == "exit code 0"));
     let own = world.pid("main");
     let children = read(format!("/proc/{own}/task/{own}/children"));
     assert_eq!(children.trim(), "");
-    assert_eq!(processes_with("777003"), [0; 0]);
+    assert_eq!(processes_with(&mark), [0; 0]);
 }
 
 #[test]
 fn after_a_kill_nothing_survives_and_the_scope_is_not_free_before() {
     for round in 0..rounds(50, 500) {
-        let mark = format!("7771{round:05}");
+        let mark = mark(round);
         let nasty = format!(
             "setsid sh -c 'while :; do : {mark}; echo > beat; done' & (setsid setsid sleep {mark} &) ; \
              (trap '' TERM HUP INT QUIT; sleep {mark}) & sleep {mark}"

@@ -138,9 +138,9 @@ fn survey_forever(
     let mut seen: Vec<Row> = Vec::new();
     loop {
         let table = machine.lock.read();
-        let rows = table
-            .as_ref()
-            .map_or_else(|_| seen.clone(), |table| survey(machine, table, root.as_ref(), &seen));
+        let living = machine.table();
+        let rows =
+            living.map_or_else(|_| seen.clone(), |table| survey(machine, &table, root.as_ref(), &seen));
         seen.clone_from(&rows);
         let table = table.map_err(|error| error.to_string());
         if events.send(Event::Surveyed { rows, root: root.clone(), table }).is_err() {
