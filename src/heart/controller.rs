@@ -193,7 +193,11 @@ impl Controller {
                 let reason = format!("{QUEUED_MAX} texts wait for the running turn already; try again later");
                 return Err(WireError::new(ErrorCode::Busy, reason));
             }
+            // A turn whose end is saved takes no more texts: the next turn answers this one.
             let turn = running.turn;
+            let is_over =
+                self.context.session.ask(|summary| summary.turn == turn && summary.last_result.is_some());
+            let turn = turn + u64::from(is_over);
             self.accept(input)?;
             self.tell_news(NewsKind::Message);
             return Ok(RunReply { turn, queued: true });

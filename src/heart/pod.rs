@@ -43,7 +43,7 @@ use crate::words::protocol::{PodEvent, Sender};
 use crate::words::scope::Rule;
 
 /// How long those who have asked, or stream events, get for what is still to be written when the pod has ended.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What a pod is started with.
 #[derive(Debug, Clone, Default)]

@@ -90,7 +90,7 @@ fn u07_whoever_abuses_the_socket_keeps_nobody_waiting_and_takes_no_memory() {
         });
         let (longest, peak) = (longest.into_inner(), peak.into_inner());
         // An unoptimised pod needs its time to make seventy pages.
-        let limit = if cfg!(debug_assertions) { 3_000 } else { 1_000 };
+        let limit = if cfg!(debug_assertions) { 30_000 } else { 1_000 };
         assert!(longest < limit && peak < 30 << 10, "{name}: status took {longest} ms, memory {peak} KiB");
     }
     wait_until("their descriptors are closed", || descriptors(pid) <= before);

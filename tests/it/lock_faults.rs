@@ -252,7 +252,7 @@ fn a_pod_stops_writing_when_its_directory_is_moved_or_removed() {
     assert!(write_once(&world).0);
     // The socket is reached by its path, so the turn is begun before the directory goes and held by the script.
     let replies = json!({ "moved": [
-        { "delay_ms": 700, "tool_calls": [{ "name": "WriteFile", "input": { "path": "m/f", "content": "x" } }] }
+        { "delay_ms": 3000, "tool_calls": [{ "name": "WriteFile", "input": { "path": "m/f", "content": "x" } }] }
     ] });
     world.script(replies);
     for gone in ["moved", "removed"] {

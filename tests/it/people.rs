@@ -47,7 +47,7 @@ fn run_streams_and_prints_the_final_answer_and_ends_its_tree() {
             { "text": "Started." },
             { "text": "All is done." }
         ],
-        "kid": [{ "delay_ms": 300, "text": "kid is done" }]
+        "kid": [{ "delay_ms": 2000, "text": "kid is done" }]
     }));
     let ran = world.insomnia(["run", "do it"]);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);

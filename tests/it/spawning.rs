@@ -468,7 +468,7 @@ fn an_adopted_pod_that_hears_nothing_ends_itself() {
             let text = format!("{POD} \"$@\"; kill -9 $PPID");
             vec![program(world, "command", &text).to_string_lossy().into_owned()]
         },
-        json!({ "limits": { "launch_seconds": 1 } }),
+        json!({ "limits": { "launch_seconds": 5 } }),
     );
     std::fs::write(
         world.path("script.json"),

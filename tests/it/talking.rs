@@ -114,7 +114,7 @@ fn what_is_sent_in_mid_turn_reaches_the_model_before_its_next_request() {
         ],
         "coder": [
             { "text": "thinking" , "delay_ms": 1, "tool_calls": [call("ListFiles", json!({}))] },
-            { "text": "working", "delay_ms": 1500, "tool_calls": [call("ListFiles", json!({}))] },
+            { "text": "working", "delay_ms": 4000, "tool_calls": [call("ListFiles", json!({}))] },
             { "text": "done with both" },
         ],
     }));
@@ -154,7 +154,7 @@ fn what_is_sent_in_mid_turn_reaches_the_model_before_its_next_request() {
 fn what_is_sent_during_the_last_request_gets_an_answer_in_the_same_turn() {
     let world = quiet(json!({
         "main": [calls(&[spawn("coder", &[])]), {}, calls(&[send("coder", "wait!"), wait(json!({}))]), {}],
-        "coder": [{ "text": "done", "delay_ms": 1000 }, { "text": "done again" }],
+        "coder": [{ "text": "done", "delay_ms": 3000 }, { "text": "done again" }],
     }));
     world.turn("main", "go");
     wait_until("it is asked", || world.status("coder")["detail"] == "waiting for the model");
@@ -243,7 +243,7 @@ fn waiting_ends_when_any_or_all_are_done() {
             {},
         ],
         "fast": [{ "text": "fast answer" }],
-        "slow": [{ "text": "slow answer", "delay_ms": 700 }],
+        "slow": [{ "text": "slow answer", "delay_ms": 1500 }],
     }));
     assert_eq!(world.turn("main", "go")["result"], "finished");
     let waits = parsed(&world.results("main", "WaitPods"));
@@ -260,8 +260,8 @@ fn waiting_ends_when_any_or_all_are_done() {
         .filter(|item| item["name"] == "WaitPods" && item["type"] == "tool_result")
         .map(|item| item["at"].as_u64().unwrap())
         .collect();
-    assert!(times[1] - times[0] < 2500, "it polled instead of hearing the event: {times:?}");
-    assert!(times[2] - times[1] < 500, "it waited although all were done: {times:?}");
+    assert!(times[1] - times[0] < 4500, "it polled instead of hearing the event: {times:?}");
+    assert!(times[2] - times[1] < 1000, "it waited although all were done: {times:?}");
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn a_turn_that_fails_is_cancelled_or_meets_a_limit_is_told_with_its_reason() {
     let list = || calls(&[call("ListFiles", json!({}))]);
     let world = family_with(
         json!({
-            "main": [calls(&[spawn("failed", &[]), spawn("limited", &[]), spawn("cancelled", &[])]), slowly(1500, "ok")],
+            "main": [calls(&[spawn("failed", &[]), spawn("limited", &[]), spawn("cancelled", &[])]), slowly(4000, "ok")],
             "failed": [{ "error": { "status": 400, "message": format!("the key is odd {}", "x".repeat(5000)) } }],
             "limited": [list(), list(), list()],
             "cancelled": [never()],
@@ -168,7 +168,7 @@ fn a_crash_is_told_once_as_an_end_without_a_word() {
 fn a_burst_of_reports_makes_one_turn() {
     let spawns: Vec<Value> = (0..5).map(|n| spawn(&format!("p{n}"), &[])).collect();
     let world =
-        family(json!({ "main": [{ "tool_calls": spawns }, slowly(2000, "busy"), { "text": "noted" }] }));
+        family(json!({ "main": [{ "tool_calls": spawns }, slowly(5000, "busy"), { "text": "noted" }] }));
     let mut events = world.subscribe("main", None);
     world.ok("main", "run", json!({ "input": "go" }));
     events.until(|event| event["event"] == "tool_result" && event["data"]["id"] == "call_0_4");
@@ -187,7 +187,7 @@ fn a_burst_of_reports_makes_one_turn() {
 #[test]
 fn a_notice_that_comes_during_the_last_request_starts_the_next_turn() {
     let world = family(json!({
-        "main": [calls(&[spawn("coder", &[])]), slowly(1000, "my last words"), { "text": "noted" }],
+        "main": [calls(&[spawn("coder", &[])]), slowly(3000, "my last words"), { "text": "noted" }],
     }));
     let mut events = world.subscribe("main", None);
     world.ok("main", "run", json!({ "input": "go" }));
@@ -217,7 +217,7 @@ fn what_the_model_has_learned_by_itself_is_not_told_again() {
     let wait = || call("WaitPods", json!({}));
     let stop = || call("StopPod", json!({ "pod_id": "coder" }));
     let with_delay = |mut reply: Value| {
-        reply["delay_ms"] = json!(1000);
+        reply["delay_ms"] = json!(3000);
         reply
     };
     let failing = json!({ "error": { "status": 400, "message": "no" } });
