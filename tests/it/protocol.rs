@@ -354,7 +354,8 @@ fn items_of(events: &[Value]) -> Vec<Value> {
 #[test]
 fn u08_a_subscriber_that_overflows_is_told_and_goes_on_from_its_cursor() {
     let many: Vec<Value> = (0..700).map(|_| call("ListFiles", json!({}))).collect();
-    let world = main_pod(json!([{ "tool_calls": many }, { "text": "done" }]));
+    let calls = json!({ "tool_calls": many }); // twice: far more than the queue and the socket hold
+    let world = main_pod(json!([calls, calls, { "text": "done" }]));
     let mut slow = world.subscribe("main", Some(0));
     assert_eq!(world.turn("main", "go")["result"], "finished");
     while slow.next().is_some() {}
