@@ -124,7 +124,7 @@ fn a_pod_killed_before_any_write_of_a_turn_can_go_on() {
     let (mut killed, mut interrupted_in_all) = (0, 0);
     for n in 1..=40 {
         let mut script: Vec<Value> = (0..steps).map(|step| calls(&[write(&format!("f{step}"))])).collect();
-        script[0]["delay_ms"] = json!(1500); // long enough for strace to come
+        script[0]["delay_ms"] = json!(700); // long enough for strace to come
         script.push(json!({ "text": "all done" }));
         let world = World::with_script(json!({ "main": script }));
         world.start(&["--scope", ".:write"]);
