@@ -426,6 +426,12 @@ mod tests {
     }
 
     #[test]
+    fn one_rule_more_than_a_scope_may_have_is_read_and_no_other() {
+        let texts = (0..MAX_RULES + 10).map(|n| format!("/d{n}:write"));
+        assert_eq!(canonical_rules(texts, Path::new("/")).unwrap().len(), MAX_RULES + 1);
+    }
+
+    #[test]
     fn p03_forty_links_are_followed_and_no_more() {
         let links_from = |start: usize| {
             let look = |place: &Path| {

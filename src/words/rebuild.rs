@@ -184,6 +184,8 @@ mod tests {
         assert!(AllocationTable::rebuild(vec![first.clone(), second.clone()]).is_err(), "a successor or not");
         first.delegated_from = None;
         second.since = 10;
+        let looked_at = AllocationTable::unchecked(vec![first.clone(), second.clone()]);
+        assert_eq!(looked_at.allocations().len(), 2, "what is only looked at may be undecided");
         let undecided = AllocationTable::rebuild(vec![first, second]).unwrap_err();
         assert!(undecided.len() == 1 && undecided[0].contains("both may write \"/w\""), "{undecided:?}");
     }
