@@ -214,14 +214,10 @@ impl Controller {
         })
     }
 
-    /// Whether texts wait although nothing runs: a turn could not be started for them.
-    fn is_unstarted(&self) -> bool {
-        matches!(self.phase, Phase::Idle { is_paused: false, .. }) && !self.queued.is_empty()
-    }
-
     /// Starts a turn for the texts that wait; also of a paused pod, where these were accepted by an earlier life.
     fn start_queued(&mut self, cause: Cause, also_paused: bool) {
-        if !(self.is_unstarted() || also_paused && !self.queued.is_empty()) || self.context.is_ending() {
+        let is_free = matches!(self.phase, Phase::Idle { is_paused, .. } if also_paused || !is_paused);
+        if !is_free || self.queued.is_empty() || self.context.is_ending() {
             return;
         }
         let by_person = self.queued.iter().any(|input| input.from.is_none());

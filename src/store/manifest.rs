@@ -15,6 +15,7 @@ use crate::sys::file::read_regular;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{MODEL_NAME_RULE, is_model_name};
 use crate::words::limits::Limits;
+use crate::words::scope::{HOME_RULE, begins_at_home};
 use crate::words::text::harmless_line;
 
 /// The largest manifest that is read, in bytes.
@@ -240,9 +241,7 @@ impl Layer {
                     "it must be at least 1"
                 }
                 Some(model) if key == "provider.model" && !is_model_name(model) => MODEL_NAME_RULE,
-                _ if PATHS.contains(&key.as_str()) && begins_at_home(value) => {
-                    "only a shell knows what \"~\" is; write the whole path"
-                }
+                _ if PATHS.contains(&key.as_str()) && any_begins_at_home(value) => HOME_RULE,
                 _ => continue,
             };
             let place = harmless_line(place);
@@ -405,10 +404,10 @@ fn make_absolute(given: &mut Map<String, Value>, base: &Path) {
     }
 }
 
-fn begins_at_home(value: &Value) -> bool {
+fn any_begins_at_home(value: &Value) -> bool {
     let texts =
         value.as_str().into_iter().chain(value.as_array().into_iter().flatten().filter_map(Value::as_str));
-    texts.into_iter().any(|text| text == "~" || text.starts_with("~/"))
+    texts.into_iter().any(begins_at_home)
 }
 
 /// The values of a manifest by their whole keys, in order: `provider.model`, `wake_on_events`.

@@ -76,8 +76,8 @@ impl RuleText {
             }
             Some(_) | None => return Err(malformed("the access must be \"read\" or \"write\"")),
         };
-        if path == "~" || path.starts_with("~/") {
-            return Err(malformed("only a shell knows what \"~\" is; write the whole path"));
+        if begins_at_home(path) {
+            return Err(malformed(HOME_RULE));
         }
         if path.is_empty() {
             return Err(malformed("its path is empty"));
@@ -250,6 +250,14 @@ impl EffectiveScope {
     pub fn reads_everywhere(&self) -> bool {
         self.allow.iter().any(|rule| rule.path == "/" && rule.reach == Reach::Recursive)
     }
+}
+
+/// Why no path may begin with `~`.
+pub const HOME_RULE: &str = "only a shell knows what \"~\" is; write the whole path";
+
+/// Whether `path` begins with the home directory as a shell writes it.
+pub fn begins_at_home(path: &str) -> bool {
+    path == "~" || path.starts_with("~/")
 }
 
 /// Whether `path` is absolute and has no `.`, `..`, empty component or NUL.

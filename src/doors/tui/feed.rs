@@ -138,9 +138,11 @@ fn survey_forever(
     let mut seen: Vec<Row> = Vec::new();
     loop {
         let table = machine.lock.read();
-        let living = machine.table();
-        let rows =
-            living.map_or_else(|_| seen.clone(), |table| survey(machine, &table, root.as_ref(), &seen));
+        let rows = |table: &AllocationTable| survey(machine, table, root.as_ref(), &seen);
+        let rows = match &table {
+            Ok(table) => rows(table),
+            Err(_) => machine.table().map_or_else(|_| seen.clone(), |living| rows(&living)),
+        };
         seen.clone_from(&rows);
         let table = table.map_err(|error| error.to_string());
         if events.send(Event::Surveyed { rows, root: root.clone(), table }).is_err() {
