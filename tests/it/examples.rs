@@ -130,24 +130,44 @@ fn a_container_without_an_image_is_refused_before_anything_is_made() {
     assert!(!world.state().exists());
 }
 
-#[test]
-fn the_command_of_the_service_starts_a_pod_that_ends_on_sigterm() {
-    let world = World::with_script(json!({}));
+/// Starts the service's pod as its unit says, with what its model is to answer, and runs a turn.
+fn service(replies: Value) -> (World, impl Fn(&str) -> String) {
+    let world = World::with_script(json!({ "unit-notes": replies }));
+    let home = world.path("home").to_str().unwrap().to_owned();
+    std::fs::create_dir_all(world.path("home/projects/notes")).unwrap();
     let unit = read(examples().join("insomnia-pod@.service"));
-    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
-    let home = world.path("home");
-    std::fs::create_dir_all(home.join("projects/notes")).unwrap();
-    let line = line.replace("%h", home.to_str().unwrap()).replace("%i", "notes");
-    let (program, args) = line.split_once(' ').unwrap();
-    assert!(program.ends_with("/.cargo/bin/pod"), "where \"cargo install\" puts it");
-    let background = format!("exec {} {args} </dev/null >ready 2>&1 &", env!("CARGO_BIN_EXE_pod"));
+    let command = move |key: &str| {
+        let line = unit.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+        let line = line.replace("%h", &home).replace("%i", "notes");
+        // Where "cargo install" puts the two programs.
+        let line = line.replace(&format!("{home}/.cargo/bin/pod"), env!("CARGO_BIN_EXE_pod"));
+        line.replace(&format!("{home}/.cargo/bin/insomnia"), env!("CARGO_BIN_EXE_insomnia"))
+    };
+    let background = format!("exec {} </dev/null >ready 2>&1 &", command("ExecStart="));
     ran(world.program("sh", ["-c", &background]));
     wait_until("the pod is ready", || {
         std::fs::read_to_string(world.project().join("ready")).unwrap_or_default().ends_with('\n')
     });
-    let scope = world.status("notes")["scope"].clone();
-    assert_eq!(scope, json!([format!("{}/projects/notes:write:recursive", home.display())]));
-    world.signal("notes", "TERM");
+    let scope = format!("{}/projects/notes:write:recursive", world.path("home").display());
+    assert_eq!(world.status("unit-notes")["scope"], json!([scope]));
+    world.turn("unit-notes", "go");
+    (world, command)
+}
+
+#[test]
+fn the_command_of_the_service_starts_a_pod_that_ends_on_sigterm() {
+    let (world, _) = service(json!([{}]));
+    world.signal("unit-notes", "TERM");
     wait_until("nothing is left", || world.processes().is_empty());
-    assert!(world.entry("notes").is_none());
+    assert!(world.entry("unit-notes").is_none());
+}
+
+#[test]
+fn the_service_stops_with_all_pods_that_it_has_spawned() {
+    let (world, command) = service(json!([calls(&[spawn("child", &["lent:write"])]), {}]));
+    assert!(world.entry("child").is_some());
+    let stopped = ran(world.program("sh", ["-c", command("ExecStop=-").as_str()]));
+    assert_eq!(stopped.code, Some(0), "{}", stopped.stderr);
+    wait_until("nothing is left", || world.processes().is_empty());
+    assert!(world.entry("unit-notes").is_none() && world.entry("child").is_none());
 }
