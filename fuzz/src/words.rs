@@ -10,7 +10,7 @@ use insomnia::words::protocol::{
     ErrorCode, HistoryReply, Method, OutputReply, PodEvent, PodsReply, Reply, Request, RunReply, StatusReply,
     StreamEvent, SubscribeReply, parse_request,
 };
-use insomnia::words::scope::{Rule, RuleText, Verdict, parent};
+use insomnia::words::scope::{Rule, Verdict, parent};
 use insomnia::words::text::{
     cut_end, cut_middle, escape_name, harmless, harmless_line, quote, unescape_name, without_marks,
 };
@@ -82,8 +82,8 @@ pub fn rule(bytes: &[u8]) {
     let read = |bytes: &[u8]| {
         let text = utf8(bytes);
         let rule = Rule::try_from(text.clone()).ok()?;
-        assert_eq!(RuleText::parse(&text).unwrap().path, rule.path());
-        assert_eq!(Rule::try_from(rule.to_string()).as_ref(), Ok(&rule));
+        assert_eq!(Rule::parts(&text).unwrap().0, rule.path());
+        assert_eq!(Rule::try_from(rule.to_string()).unwrap(), rule);
         Some(rule)
     };
     let [first, second] = fields(bytes).map(read);

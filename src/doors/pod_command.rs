@@ -19,7 +19,7 @@ use crate::heart::pod::{self, NotStarted, Pod, StartOptions};
 use crate::sys::{confine, process, raw, signal, thread};
 use crate::wire::sandbox;
 use crate::words::error::{Error, Result};
-use crate::words::identity::{IdentityError, Life, PodId, PodName};
+use crate::words::identity::{Life, PodId, PodName};
 
 /// The command and its options, in the form of the table of `insomnia`.
 const TABLE: &str = "\
@@ -118,7 +118,7 @@ pub fn parse(mut given: Vec<OsString>) -> Result<Result<Arguments, String>> {
     if given.has("version") {
         return Ok(Err(format!("pod {}\n", env!("CARGO_PKG_VERSION"))));
     }
-    let misnamed = |error: IdentityError| Error::Usage(error.to_string());
+    let misnamed = |error: Error| Error::Usage(error.to_string());
     let path = |name: &str| given.value(name).map(PathBuf::from);
     // A pod that is there already may have a number behind its name.
     let (name, resume) = match (given.value("name"), given.has("resume")) {

@@ -48,7 +48,7 @@ pub enum Holding {
 /// When the system gives no random bytes.
 pub fn new_life() -> Result<Life> {
     let text = random_hex(LIFE_DIGITS / 2).map_err(|source| Error::io("read random bytes", source))?;
-    Ok(Life::new(text)?)
+    Life::new(text)
 }
 
 fn file_name(life: &Life) -> PathBuf {

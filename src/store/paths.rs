@@ -14,7 +14,7 @@ use crate::sys::{file, process, socket};
 use crate::words::error::{Error, Result};
 use crate::words::identity::PodId;
 use crate::words::limits::MAX_RULES;
-use crate::words::scope::{Rule, RuleText};
+use crate::words::scope::Rule;
 use crate::words::text::escape_name;
 
 /// The socket in the folder of a pod.
@@ -311,15 +311,15 @@ fn components(path: &Path) -> VecDeque<OsString> {
 /// # Errors
 /// When the text is no rule, its path is not UTF-8 once links are resolved, or it names a file.
 pub fn canonical_rule(text: &str, base: &Path) -> Result<Rule> {
-    let rule = RuleText::parse(text)?;
-    let path = canonical(Path::new(&rule.path), base)?;
+    let (path, access, reach) = Rule::parts(text)?;
+    let path = canonical(Path::new(path), base)?;
     if path.exists() && !path.is_dir() {
         return Err(Error::told(format!(
             "scope rule \"{text}\" names a file; name the directory it is in, as rules name directories"
         )));
     }
     match path.to_str() {
-        Some(path) => Ok(Rule::new(path, rule.access, rule.reach)?),
+        Some(path) => Rule::new(path, access, reach),
         None => Err(Error::told(format!(
             "scope path \"{}\" is not UTF-8 and cannot be stored",
             escape_name(path.as_os_str().as_encoded_bytes())

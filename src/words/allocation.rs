@@ -10,6 +10,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, Pid, PodId, PodName};
 use crate::words::limits::{Limits, MAX_RULES};
 use crate::words::rebuild;
@@ -65,28 +66,6 @@ impl Allocation {
         self.scope_allow.iter().filter(|rule| rule.writes())
     }
 }
-
-/// Why the text of a table is not used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TableError {
-    /// The text is no table of this format, or breaks an invariant; the sentence says which.
-    Invalid(String),
-    /// A later program wrote it.
-    Newer(u64),
-}
-
-impl fmt::Display for TableError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TableError::Invalid(reason) => f.write_str(reason),
-            TableError::Newer(version) => {
-                write!(f, "it has version {version}, this program knows version {TABLE_VERSION}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for TableError {}
 
 /// Why a start or a loan is refused. The text names the holder and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,26 +151,24 @@ impl AllocationTable {
     /// Reads a table from the file's text and validates it.
     ///
     /// # Errors
-    /// `TableError::Newer` for a later version, `TableError::Invalid` for anything else that is wrong.
-    pub fn parse(text: &[u8]) -> Result<AllocationTable, TableError> {
+    /// With what is wrong with it, as "it ..." goes on or as a sentence; a later version is told as such.
+    pub fn parse(text: &[u8]) -> Result<AllocationTable> {
         #[derive(Deserialize)]
         struct Version {
             version: u64,
         }
         if text.iter().all(u8::is_ascii_whitespace) {
-            return Err(TableError::Invalid("it is empty".into()));
+            return Err(Error::told("it is empty"));
         }
         // A later version may look different in everything but its number, so the number is asked for in any case;
         // but by a second reading only where the first one fails.
-        let later = |version: u64| (version > TABLE_VERSION).then_some(TableError::Newer(version));
         let table: AllocationTable = serde_json::from_slice(text).map_err(|error| {
-            let version = serde_json::from_slice::<Version>(text).ok();
-            let invalid = TableError::Invalid(format!("it is no valid table: {error}"));
-            version.and_then(|found| later(found.version)).unwrap_or(invalid)
+            let found = serde_json::from_slice::<Version>(text).map_or(0, |found| found.version);
+            if found > TABLE_VERSION {
+                return other_version(found);
+            }
+            Error::told(format!("it is no valid table: {error}"))
         })?;
-        if let Some(error) = later(table.version) {
-            return Err(error);
-        }
         table.validate()?;
         Ok(table)
     }
@@ -244,11 +221,11 @@ impl AllocationTable {
     /// writing inside its spawner's, and no two writers of one path except along a line of lending.
     ///
     /// # Errors
-    /// `TableError::Invalid` with the first fault found.
-    pub fn validate(&self) -> Result<(), TableError> {
-        let invalid = |reason: String| Err(TableError::Invalid(reason));
+    /// With the first fault found.
+    pub fn validate(&self) -> Result<()> {
+        let invalid = |reason: String| Err(Error::told(reason));
         if self.version != TABLE_VERSION {
-            return invalid(format!("it has version {}", self.version));
+            return Err(other_version(self.version));
         }
         let mut by_id: HashMap<&PodId, &Allocation> = HashMap::with_capacity(self.allocations.len());
         let mut lives: HashSet<&Life> = HashSet::with_capacity(self.allocations.len());
@@ -548,6 +525,10 @@ impl AllocationTable {
     }
 }
 
+fn other_version(version: u64) -> Error {
+    Error::told(format!("it has version {version}, this program knows version {TABLE_VERSION}"))
+}
+
 /// The lines of lending, looked up by id while a table is validated.
 struct Lines<'a> {
     by_id: HashMap<&'a PodId, &'a Allocation>,
@@ -562,22 +543,22 @@ impl<'a> Lines<'a> {
         std::iter::successors(self.spawner(below), |a| self.spawner(a)).any(|a| a.pod_id == above.pod_id)
     }
 
-    fn check_spawner(&self, allocation: &Allocation) -> Result<(), TableError> {
+    fn check_spawner(&self, allocation: &Allocation) -> Result<()> {
         let id = &allocation.pod_id;
         let Some(spawner_id) = &allocation.delegated_from else { return Ok(()) };
         let Some(spawner) = self.spawner(allocation) else {
-            return Err(TableError::Invalid(format!(
+            return Err(Error::told(format!(
                 "pod \"{id}\" names a spawner \"{spawner_id}\" that is not in it"
             )));
         };
         // A line longer than the table has come back to itself.
         let line = std::iter::successors(Some(spawner), |a| self.spawner(a)).take(self.by_id.len() + 1);
         if line.count() > self.by_id.len() {
-            return Err(TableError::Invalid(format!("the spawners of pod \"{id}\" form a circle")));
+            return Err(Error::told(format!("the spawners of pod \"{id}\" form a circle")));
         }
         for rule in allocation.write_rules() {
             if !spawner.write_rules().any(|own| own.contains(rule)) {
-                return Err(TableError::Invalid(format!(
+                return Err(Error::told(format!(
                     "pod \"{id}\" holds \"{rule}\", which is not inside the scope of its spawner \"{spawner_id}\""
                 )));
             }
@@ -587,7 +568,7 @@ impl<'a> Lines<'a> {
 
     /// Sorted by components, every rule that can meet a later one is still on the stack of its prefixes, so
     /// the cost stays near linear in the number of rules.
-    fn check_one_writer(&self, allocations: &'a [Allocation]) -> Result<(), TableError> {
+    fn check_one_writer(&self, allocations: &'a [Allocation]) -> Result<()> {
         let mut rules: Vec<(&Allocation, &Rule)> =
             allocations.iter().flat_map(|a| a.write_rules().map(move |rule| (a, rule))).collect();
         rules.sort_by(|(_, a), (_, b)| by_components(a.path(), b.path()));
@@ -604,7 +585,7 @@ impl<'a> Lines<'a> {
                     || self.is_above(other, owner)
                     || self.is_above(owner, other);
                 if !related && above.overlaps(rule) {
-                    return Err(TableError::Invalid(format!(
+                    return Err(Error::told(format!(
                         "pods \"{}\" and \"{}\" both hold \"{}\"",
                         other.pod_id,
                         owner.pod_id,
@@ -826,10 +807,11 @@ pub(crate) mod tests {
             (&spaces, "is empty"),
         ] {
             let error = AllocationTable::parse(bad.as_bytes()).unwrap_err();
-            assert!(matches!(&error, TableError::Invalid(reason) if reason.contains(fault)), "{error}");
+            assert!(error.to_string().contains(fault), "{error}");
         }
         let newer = good.replace("\"version\": 1", "\"version\": 2");
-        assert_eq!(AllocationTable::parse(newer.as_bytes()), Err(TableError::Newer(2)));
+        let error = AllocationTable::parse(newer.as_bytes()).unwrap_err().to_string();
+        assert_eq!(error, "it has version 2, this program knows version 1");
     }
 
     #[test]

@@ -7,9 +7,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::words::allocation::Refusal;
-use crate::words::identity::IdentityError;
 use crate::words::protocol::WireError;
-use crate::words::scope::ScopeError;
 
 /// Everything that can go wrong outside the pure words.
 #[derive(Debug)]
@@ -99,18 +97,6 @@ impl std::error::Error for Error {}
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Error {
         Error::Refused(refusal)
-    }
-}
-
-impl From<ScopeError> for Error {
-    fn from(error: ScopeError) -> Error {
-        Error::Told(error.to_string())
-    }
-}
-
-impl From<IdentityError> for Error {
-    fn from(error: IdentityError) -> Error {
-        Error::Told(error.to_string())
     }
 }
 

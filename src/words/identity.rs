@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::words::error::{Error, Result};
 use crate::words::text::harmless_line;
 
 /// Longest name that a person or a model may ask for, in bytes.
@@ -27,31 +28,17 @@ pub fn is_model_name(text: &str) -> bool {
     !text.trim().is_empty() && text.len() <= 256 && harmless_line(text) == text
 }
 
-/// Why a text is no name, pod_id, life or pid.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IdentityError(String);
-
-impl fmt::Display for IdentityError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for IdentityError {}
-
-fn check_name(kind: &str, text: &str, max_bytes: usize) -> Result<(), IdentityError> {
+fn check_name(kind: &str, text: &str, max_bytes: usize) -> Result<()> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == '-';
     if text == KEPT_NAME {
-        return Err(IdentityError(format!(
-            "{kind} \"{KEPT_NAME}\" is kept for Insomnia itself; use another"
-        )));
+        return Err(Error::told(format!("{kind} \"{KEPT_NAME}\" is kept for Insomnia itself; use another")));
     }
     let good_start = text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
     if good_start && text.len() <= max_bytes && text.chars().all(allowed) {
         return Ok(());
     }
     let shown: String = text.chars().take(64).flat_map(char::escape_default).collect();
-    Err(IdentityError(format!(
+    Err(Error::told(format!(
         "{kind} \"{shown}\" is not allowed: use 1 to {max_bytes} of a-z, 0-9, \"_\" and \"-\", first a letter or digit"
     )))
 }
@@ -60,7 +47,7 @@ macro_rules! text_type {
     ($(#[$doc:meta])* $type:ident, $check:expr) => {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String", into = "String")]
+        #[serde(try_from = "String")]
         pub struct $type(String);
 
         impl $type {
@@ -68,7 +55,7 @@ macro_rules! text_type {
             ///
             /// # Errors
             /// When the text breaks the rule of this type; the message says which.
-            pub fn new(text: impl Into<String>) -> Result<Self, IdentityError> {
+            pub fn new(text: impl Into<String>) -> Result<Self> {
                 let text = text.into();
                 $check(&text)?;
                 Ok(Self(text))
@@ -81,15 +68,9 @@ macro_rules! text_type {
         }
 
         impl TryFrom<String> for $type {
-            type Error = IdentityError;
-            fn try_from(text: String) -> Result<Self, IdentityError> {
+            type Error = Error;
+            fn try_from(text: String) -> Result<Self> {
                 Self::new(text)
-            }
-        }
-
-        impl From<$type> for String {
-            fn from(value: $type) -> String {
-                value.0
             }
         }
 
@@ -121,7 +102,7 @@ text_type!(
         if text.len() == LIFE_DIGITS && text.bytes().all(digit) {
             Ok(())
         } else {
-            Err(IdentityError(format!("a life is {LIFE_DIGITS} digits of 0-9 and a-f")))
+            Err(Error::told(format!("a life is {LIFE_DIGITS} digits of 0-9 and a-f")))
         }
     }
 );
@@ -135,7 +116,7 @@ impl PodId {
 
 /// A process number that can belong to a pod: above 1, so that it is never a group, everyone, or init.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "i32", into = "i32")]
+#[serde(try_from = "i32")]
 pub struct Pid(i32);
 
 impl Pid {
@@ -143,8 +124,8 @@ impl Pid {
     ///
     /// # Errors
     /// When it is below 2: kill(2) gives 1, 0 and negative numbers other meanings.
-    pub fn new(number: i32) -> Result<Self, IdentityError> {
-        if number > 1 { Ok(Pid(number)) } else { Err(IdentityError(format!("pid {number} is below 2"))) }
+    pub fn new(number: i32) -> Result<Self> {
+        if number > 1 { Ok(Pid(number)) } else { Err(Error::told(format!("pid {number} is below 2"))) }
     }
 
     /// The number itself.
@@ -154,15 +135,9 @@ impl Pid {
 }
 
 impl TryFrom<i32> for Pid {
-    type Error = IdentityError;
-    fn try_from(number: i32) -> Result<Self, IdentityError> {
+    type Error = Error;
+    fn try_from(number: i32) -> Result<Self> {
         Pid::new(number)
-    }
-}
-
-impl From<Pid> for i32 {
-    fn from(pid: Pid) -> i32 {
-        pid.0
     }
 }
 

@@ -7,19 +7,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::words::error::{Error, Result};
 use crate::words::identity::PodId;
-
-/// Why a text is no scope rule.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ScopeError(pub String);
-
-impl fmt::Display for ScopeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for ScopeError {}
 
 /// What a rule allows. Write includes read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,26 +28,25 @@ pub enum Reach {
     Flat,
 }
 
-/// A rule as somebody wrote it: the path may be relative and full of links.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RuleText {
-    /// The path as written, not empty.
-    pub path: String,
-    /// What it allows.
-    pub access: Access,
-    /// How far it reaches.
-    pub reach: Reach,
+/// One scope rule with an absolute canonical path.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Rule {
+    path: String,
+    access: Access,
+    reach: Reach,
 }
 
-impl RuleText {
-    /// Parses `PATH:read|write[:recursive|:flat]`, split from the right because a path may contain `:`.
+impl Rule {
+    /// The parts of a rule as somebody wrote it, `PATH:read|write[:recursive|:flat]`: split from the right because a
+    /// path may contain `:`. The path may be relative and full of links, but is not empty.
     ///
     /// # Errors
     /// When the access is missing, a word is unknown, or the path is empty or contains NUL.
-    pub fn parse(text: &str) -> Result<RuleText, ScopeError> {
+    pub fn parts(text: &str) -> Result<(&str, Access, Reach)> {
         let malformed = |reason: &str| {
             let shown: String = text.chars().take(200).flat_map(char::escape_debug).collect();
-            ScopeError(format!(
+            Error::told(format!(
                 "scope rule \"{shown}\" is not valid: {reason}; write PATH:read or PATH:write, with \":recursive\" (the default) or \":flat\" after it"
             ))
         };
@@ -85,40 +73,24 @@ impl RuleText {
         if path.contains('\0') {
             return Err(malformed("its path contains a NUL byte"));
         }
-        Ok(RuleText { path: path.to_owned(), access, reach })
+        Ok((path, access, reach))
     }
-}
 
-/// One scope rule with an absolute canonical path.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Rule {
-    path: String,
-    access: Access,
-    reach: Reach,
-}
-
-impl Rule {
     /// Makes a rule from a path that is canonical already.
     ///
     /// # Errors
     /// When the path is not absolute or not in normal form: no `.`, `..`, `//`, trailing `/` or NUL.
-    pub fn new(path: &str, access: Access, reach: Reach) -> Result<Rule, ScopeError> {
+    pub fn new(path: &str, access: Access, reach: Reach) -> Result<Rule> {
         if is_normal(path) {
             return Ok(Rule { path: path.to_owned(), access, reach });
         }
         let shown: String = path.chars().take(200).flat_map(char::escape_debug).collect();
-        Err(ScopeError(format!("scope path \"{shown}\" is not absolute and in normal form")))
+        Err(Error::told(format!("scope path \"{shown}\" is not absolute and in normal form")))
     }
 
     /// The directory that the rule names.
     pub fn path(&self) -> &str {
         &self.path
-    }
-
-    /// What the rule allows.
-    pub fn access(&self) -> Access {
-        self.access
     }
 
     /// How far the rule reaches.
@@ -158,10 +130,10 @@ impl Rule {
 }
 
 impl TryFrom<String> for Rule {
-    type Error = ScopeError;
-    fn try_from(text: String) -> Result<Rule, ScopeError> {
-        let rule = RuleText::parse(&text)?;
-        Rule::new(&rule.path, rule.access, rule.reach)
+    type Error = Error;
+    fn try_from(text: String) -> Result<Rule> {
+        let (path, access, reach) = Rule::parts(&text)?;
+        Rule::new(path, access, reach)
     }
 }
 
@@ -173,14 +145,8 @@ impl From<Rule> for String {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let access = match self.access {
-            Access::Read => "read",
-            Access::Write => "write",
-        };
-        let reach = match self.reach {
-            Reach::Recursive => "recursive",
-            Reach::Flat => "flat",
-        };
+        let access = if self.writes() { "write" } else { "read" };
+        let reach = if self.reach == Reach::Flat { "flat" } else { "recursive" };
         write!(f, "{}:{access}:{reach}", self.path)
     }
 }
@@ -301,7 +267,7 @@ mod tests {
         check("/日本:write", "/日本:write:recursive");
         check("/:read", "/:read:recursive");
         let flat = rule("/a/b:read:flat");
-        assert_eq!((flat.path(), flat.access(), flat.reach()), ("/a/b", Access::Read, Reach::Flat));
+        assert_eq!((flat.path(), flat.access, flat.reach()), ("/a/b", Access::Read, Reach::Flat));
     }
 
     #[test]
@@ -309,7 +275,7 @@ mod tests {
         for bad in
             ["", ":", "/a", "/a:", "/a:rw", ":write", "/a:write:deep", "/a\0:write", "recursive", "a:flat"]
         {
-            assert!(RuleText::parse(bad).is_err(), "{bad:?}");
+            assert!(Rule::parts(bad).is_err(), "{bad:?}");
         }
         for bad in ["a:write", "/a/:write", "/a//b:write", "/a/../b:write", "/./a:write", "//:read"] {
             assert!(Rule::try_from(bad.to_owned()).is_err(), "{bad:?}");
