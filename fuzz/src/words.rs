@@ -8,7 +8,7 @@ use insomnia::words::limits::{Limits, MAX_LINE_BYTES};
 use insomnia::words::notification::{render_block, render_event};
 use insomnia::words::protocol::{
     ErrorCode, HistoryReply, Method, OutputReply, PodEvent, PodsReply, Reply, Request, RunReply, StatusReply,
-    StreamEvent, SubscribeReply, parse_request,
+    StreamEvent, SubscribeReply, parse_request, to_line,
 };
 use insomnia::words::scope::{Rule, Verdict, parent};
 use insomnia::words::text::{
@@ -32,7 +32,7 @@ pub fn request(bytes: &[u8]) {
 }
 
 fn request_comes_back(request: &Request) {
-    let line = request.to_line();
+    let line = to_line(request);
     let text = line.strip_suffix('\n').unwrap();
     assert!(!text.contains('\n'));
     if line.len() <= MAX_LINE_BYTES {
@@ -46,7 +46,7 @@ pub fn reply(bytes: &[u8]) {
         let _ = serde_json::from_value::<T>(value.clone()).map(|answer| comes_back(&answer));
     }
     let Ok(reply) = serde_json::from_slice::<Reply>(bytes) else { return };
-    assert_eq!(reply.to_line(), comes_back(&reply) + "\n");
+    assert_eq!(to_line(&reply), comes_back(&reply) + "\n");
     if let Reply::Ok(value) = &reply {
         answer::<RunReply>(value);
         answer::<StatusReply>(value);
@@ -60,7 +60,7 @@ pub fn reply(bytes: &[u8]) {
 /// An event line of `subscribe` comes back.
 pub fn event_line(bytes: &[u8]) {
     if let Ok(event) = serde_json::from_slice::<StreamEvent>(bytes) {
-        assert_eq!(event.to_line(), comes_back(&event) + "\n");
+        assert_eq!(to_line(&event), comes_back(&event) + "\n");
     }
 }
 

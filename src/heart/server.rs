@@ -30,7 +30,7 @@ use crate::words::message::{Item, LoggedItem};
 use crate::words::notification::render_message;
 use crate::words::protocol::{
     Done, ErrorCode, HistoryReply, Introduction, Method, OutputReply, PROTOCOL_VERSION, PodsReply, Reply,
-    Request, Sender, StatusReply, StreamEvent, WireError, parse_request, too_large,
+    Request, Sender, StatusReply, StreamEvent, WireError, parse_request, to_line, too_large,
 };
 use crate::words::scope::{Reach, Rule};
 use crate::words::text::cut_end;
@@ -202,7 +202,7 @@ impl Slot {
 
     /// Sends a reply. A client that does not read counts as one that lets us wait.
     fn write_reply(&self, stream: &mut UnixStream, reply: Reply) {
-        let line = reply.to_line();
+        let line = to_line(&reply);
         drop(reply); // it may be as long again
         let rest = line.as_bytes().get(write_at_once(stream, &line)..).unwrap_or_default();
         if rest.is_empty() {
@@ -241,7 +241,7 @@ fn write_at_once(stream: &mut UnixStream, line: &str) -> usize {
 
 fn accept(mut stream: UnixStream, context: &Arc<PodContext>, slots: &Arc<Slots>) {
     let Some(slot) = slots.take(&stream) else {
-        write_at_once(&mut stream, &Reply::Error(busy()).to_line()); // a fresh socket takes a short line
+        write_at_once(&mut stream, &to_line(&Reply::Error(busy()))); // a fresh socket takes a short line
         return;
     };
     let context = Arc::clone(context);
@@ -489,7 +489,7 @@ fn stream_events(
     let reason = replay(&mut stream, context, cursor, logged_until)
         .and_then(|()| follow(&mut stream, lines, context, &events));
     if let Err(Some(reason)) = reason {
-        let line = StreamEvent::Dropped { reason }.to_line();
+        let line = to_line(&StreamEvent::Dropped { reason });
         let _ = socket::write_by(&mut stream, line.as_bytes(), Instant::now() + WIRE_TIMEOUT); // the last word
     }
 }
@@ -498,7 +498,7 @@ fn stream_events(
 type StreamEnd = Option<String>;
 
 fn write_event(stream: &mut UnixStream, event: &StreamEvent) -> Result<(), StreamEnd> {
-    socket::write_by(stream, event.to_line().as_bytes(), Instant::now() + WIRE_TIMEOUT).map_err(|error| {
+    socket::write_by(stream, to_line(event).as_bytes(), Instant::now() + WIRE_TIMEOUT).map_err(|error| {
         log::debug!("a subscriber is gone: {error}");
         None
     })

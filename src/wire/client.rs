@@ -13,7 +13,7 @@ use crate::sys::socket::{self, Line, LineReader};
 use crate::words::error::{Error, Result};
 use crate::words::identity::Life;
 use crate::words::limits::WIRE_TIMEOUT;
-use crate::words::protocol::{Method, Reply, Request, Sender, StreamEvent, SubscribeReply};
+use crate::words::protocol::{Method, Reply, Request, Sender, StreamEvent, SubscribeReply, to_line};
 
 /// The longest reply or event line that is read: a page, or one huge item.
 const REPLY_BYTES_MAX: usize = 64 << 20;
@@ -116,7 +116,7 @@ fn send(
 ) -> Result<(LineReader, Instant)> {
     let deadline = Instant::now() + limit;
     let request = Request { method, from: from.cloned(), to: address.life.clone() };
-    let line = request.to_line();
+    let line = to_line(&request);
     if line.len() > crate::words::limits::MAX_LINE_BYTES {
         return Err(Error::Peer(crate::words::protocol::too_large()));
     }

@@ -5,10 +5,10 @@
 
 use std::fmt;
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapDeserializer;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 
 use crate::words::identity::{Life, Pid, PodId, PodName};
 use crate::words::limits::MAX_LINE_BYTES;
@@ -93,8 +93,8 @@ pub struct Request {
 }
 
 /// What can be asked of a pod. `not_allowed` and `conflict` are decided in one place, the server's `admit`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "method", content = "params", rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "method", content = "params", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Method {
     /// Start a turn with this input, or queue it for the running one. Anyone who may send; not while ending.
     Run {
@@ -109,10 +109,13 @@ pub enum Method {
     /// A life-cycle report. Only from a known child; also while ending.
     PodEvent(PodEvent),
     /// Go on after a failed or cancelled turn. Only while paused.
+    #[serde(deserialize_with = "nothing")]
     Resume,
     /// Stop the running turn. Only while one runs.
+    #[serde(deserialize_with = "nothing")]
     Cancel,
     /// End gracefully. From a person or the line of spawners; always.
+    #[serde(deserialize_with = "nothing")]
     Shutdown,
     /// The session's log. Always.
     GetHistory {
@@ -121,6 +124,7 @@ pub enum Method {
         since: Option<u64>,
     },
     /// Health and state. Always.
+    #[serde(deserialize_with = "nothing")]
     Status,
     /// The assistant's text. Always.
     ReadOutput {
@@ -129,6 +133,7 @@ pub enum Method {
         since: Option<u64>,
     },
     /// The pods this one knows. Always.
+    #[serde(deserialize_with = "nothing")]
     ListPods,
     /// Know these pods from now on. From the line of spawners or a person; not while ending.
     Introduce {
@@ -148,15 +153,25 @@ pub enum Method {
     },
 }
 
-/// A pod as another one is introduced to it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Introduction {
-    /// Its id.
-    pub pod_id: PodId,
-    /// Its life.
-    pub life: Life,
-}
+/// A pod as another one is introduced to it: who it will be when it sends.
+pub type Introduction = Sender;
+
+/// The names of all methods, so that an unknown one gets an error of its own.
+const METHODS: [&str; 13] = [
+    "run",
+    "notify",
+    "pod_event",
+    "resume",
+    "cancel",
+    "shutdown",
+    "get_history",
+    "status",
+    "read_output",
+    "list_pods",
+    "introduce",
+    "set",
+    "subscribe",
+];
 
 /// `params` stays text until the method says what belongs there: a line of a million small values would cost
 /// many times its length as a tree, and a deeply nested one the stack.
@@ -170,40 +185,13 @@ struct Envelope<'a> {
     to: Option<Life>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RunParams {
-    input: String,
+/// Methods without parameters accept an empty object.
+fn nothing<'de, D: Deserializer<'de>>(params: D) -> Result<(), D::Error> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Nothing {}
+    Nothing::deserialize(params).map(|Nothing {}| ())
 }
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NotifyParams {
-    message: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct IntroduceParams {
-    pods: Vec<Introduction>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SetParams {
-    model: String,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
-struct SinceParams {
-    #[serde(default)]
-    since: Option<u64>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
-struct NoParams {}
 
 /// Reads one request line, without its newline.
 ///
@@ -218,61 +206,34 @@ pub fn parse_request(line: &[u8]) -> Result<Request, WireError> {
     if !text.trim_start_matches([' ', '\t']).starts_with('{') {
         return Err(bad("the line is no JSON object".into())); // serde would also take a list for a struct
     }
-    let envelope: Envelope<'_> =
+    let Envelope { method: name, params, from, to } =
         serde_json::from_str(text).map_err(|error| bad(format!("the line is no request: {error}")))?;
-    let params = envelope.params;
-    let method = match envelope.method.as_str() {
-        "run" => Method::Run { input: required::<RunParams>("run", params)?.input },
-        "notify" => Method::Notify { message: required::<NotifyParams>("notify", params)?.message },
-        "introduce" => Method::Introduce { pods: required::<IntroduceParams>("introduce", params)?.pods },
-        "set" => Method::Set { model: required::<SetParams>("set", params)?.model },
-        // Which report it is must be known before its fields, so it becomes a tree first; a small one.
-        "pod_event" if params.is_some_and(|params| params.get().len() > EVENT_BYTES_MAX) => {
-            let reason = format!("a report has at most {EVENT_BYTES_MAX} bytes");
-            return Err(WireError::new(ErrorCode::TooLarge, reason));
-        }
-        "pod_event" => Method::PodEvent(required("pod_event", params)?),
-        "resume" => optional::<NoParams, _>("resume", params, |_| Method::Resume)?,
-        "cancel" => optional::<NoParams, _>("cancel", params, |_| Method::Cancel)?,
-        "shutdown" => optional::<NoParams, _>("shutdown", params, |_| Method::Shutdown)?,
-        "status" => optional::<NoParams, _>("status", params, |_| Method::Status)?,
-        "list_pods" => optional::<NoParams, _>("list_pods", params, |_| Method::ListPods)?,
-        "get_history" => {
-            optional("get_history", params, |p: SinceParams| Method::GetHistory { since: p.since })?
-        }
-        "read_output" => {
-            optional("read_output", params, |p: SinceParams| Method::ReadOutput { since: p.since })?
-        }
-        "subscribe" => optional("subscribe", params, |p: SinceParams| Method::Subscribe { since: p.since })?,
-        other => {
-            let shown: String = other.chars().take(64).flat_map(char::escape_default).collect();
-            return Err(WireError::new(ErrorCode::UnknownMethod, format!("there is no method \"{shown}\"")));
-        }
+    if !METHODS.contains(&name.as_str()) {
+        let shown: String = name.chars().take(64).flat_map(char::escape_default).collect();
+        return Err(WireError::new(ErrorCode::UnknownMethod, format!("there is no method \"{shown}\"")));
+    }
+    let fault = |error: serde_json::Error| bad(format!("params of \"{name}\": {error}"));
+    let params = match params.filter(|params| params.get() != "null") {
+        Some(params) => params,
+        None => serde_json::from_str("{}").map_err(fault)?,
     };
-    Ok(Request { method, from: envelope.from, to: envelope.to })
+    if !params.get().starts_with('{') {
+        return Err(bad(format!("params of \"{name}\" must be an object")));
+    }
+    // Which report it is must be known before its fields, so it becomes a tree first; a small one.
+    if name == "pod_event" && params.get().len() > EVENT_BYTES_MAX {
+        let reason = format!("a report has at most {EVENT_BYTES_MAX} bytes");
+        return Err(WireError::new(ErrorCode::TooLarge, reason));
+    }
+    // The name comes first, so the parameters are read as what belongs to it, straight from the text.
+    let tag = to_raw_value(&name).map_err(fault)?;
+    let parts = MapDeserializer::new([("method", &*tag), ("params", params)].into_iter());
+    Ok(Request { method: Method::deserialize(parts).map_err(fault)?, from, to })
 }
 
 /// The refusal of a line that is too long.
 pub fn too_large() -> WireError {
     WireError::new(ErrorCode::TooLarge, format!("a request line is at most {MAX_LINE_BYTES} bytes"))
-}
-
-fn required<P: DeserializeOwned>(method: &str, params: Option<&RawValue>) -> Result<P, WireError> {
-    let params = params.map(RawValue::get).filter(|text| text.starts_with('{')).ok_or_else(|| {
-        WireError::new(ErrorCode::BadRequest, format!("params of \"{method}\" must be an object"))
-    })?;
-    serde_json::from_str(params)
-        .map_err(|error| WireError::new(ErrorCode::BadRequest, format!("params of \"{method}\": {error}")))
-}
-
-fn optional<P, M>(method: &str, params: Option<&RawValue>, make: impl FnOnce(P) -> M) -> Result<M, WireError>
-where
-    P: DeserializeOwned + Default,
-{
-    match params.filter(|params| params.get() != "null") {
-        None => Ok(make(P::default())),
-        Some(params) => required(method, Some(params)).map(make),
-    }
 }
 
 impl Method {
@@ -296,15 +257,8 @@ impl Method {
     }
 }
 
-impl Request {
-    /// The request as one line, newline included.
-    pub fn to_line(&self) -> String {
-        line(self)
-    }
-}
-
-/// A value as one line of JSON. None that is sent can fail to serialize.
-fn line(value: &impl Serialize) -> String {
+/// A request, reply or event as one line, newline included. None that is sent can fail to serialize.
+pub fn to_line(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default() + "\n"
 }
 
@@ -316,13 +270,6 @@ pub enum Reply {
     Ok(Value),
     /// Refused.
     Error(WireError),
-}
-
-impl Reply {
-    /// The reply as one line, newline included.
-    pub fn to_line(&self) -> String {
-        line(self)
-    }
 }
 
 impl<T: Serialize> From<Result<T, WireError>> for Reply {
@@ -424,12 +371,7 @@ pub enum Status {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Status::Running => "running",
-            Status::Idle => "idle",
-            Status::Paused => "paused",
-            Status::Stopped => "stopped",
-        })
+        f.write_str(&format!("{self:?}").to_lowercase())
     }
 }
 
@@ -478,7 +420,6 @@ pub struct OutputReply {
     #[serde(default)]
     pub turn: u64,
     /// How the last turn ended, `None` while one runs.
-    #[serde(default)]
     pub last_result: Option<TurnResult>,
 }
 
@@ -518,7 +459,6 @@ pub struct StatusReply {
     /// The last words of the model, cut.
     pub last_response: String,
     /// How the last turn ended, where one has ended since the pod last started one.
-    #[serde(default)]
     pub last_result: Option<TurnResult>,
     /// Tokens so far.
     pub usage: Usage,
@@ -709,11 +649,6 @@ impl StreamEvent {
             }
         }
     }
-
-    /// The event as one line, newline included.
-    pub fn to_line(&self) -> String {
-        line(self)
-    }
 }
 
 #[cfg(test)]
@@ -764,7 +699,7 @@ mod tests {
         for method in methods {
             for from in [None, Some(Sender { pod_id: pod("x"), life: life() })] {
                 let request = Request { method: method.clone(), to: from.as_ref().map(|_| life()), from };
-                let line = request.to_line();
+                let line = to_line(&request);
                 assert_eq!(parse_request(line.trim_end().as_bytes()).unwrap(), request);
             }
         }
@@ -834,10 +769,10 @@ mod tests {
     #[test]
     fn replies_and_stream_events_survive_a_round_trip() {
         let reply = Reply::from(Ok::<_, WireError>(RunReply { turn: 3, queued: true }));
-        assert_eq!(reply.to_line(), "{\"ok\":{\"queued\":true,\"turn\":3}}\n");
+        assert_eq!(to_line(&reply), "{\"ok\":{\"queued\":true,\"turn\":3}}\n");
         let refused = Reply::from(Err::<Done, _>(WireError::new(ErrorCode::Busy, "later")));
-        assert_eq!(refused.to_line(), "{\"error\":{\"code\":\"busy\",\"message\":\"later\"}}\n");
-        assert_eq!(serde_json::from_str::<Reply>(&refused.to_line()).unwrap(), refused);
+        assert_eq!(to_line(&refused), "{\"error\":{\"code\":\"busy\",\"message\":\"later\"}}\n");
+        assert_eq!(serde_json::from_str::<Reply>(&to_line(&refused)).unwrap(), refused);
         let item = LoggedItem { at: 1, item: Item::Input { text: "x".into(), from: None } };
         for event in [
             StreamEvent::TurnStarted { turn: 1, cause: Cause::Wake },
@@ -845,9 +780,9 @@ mod tests {
             StreamEvent::TurnEnded { turn: 1, result: TurnResult::Limit, message: Some("200 steps".into()) },
             StreamEvent::Item(item),
         ] {
-            assert_eq!(serde_json::from_str::<StreamEvent>(&event.to_line()).unwrap(), event);
+            assert_eq!(serde_json::from_str::<StreamEvent>(&to_line(&event)).unwrap(), event);
         }
-        let started = StreamEvent::TurnStarted { turn: 3, cause: Cause::Run }.to_line();
+        let started = to_line(&StreamEvent::TurnStarted { turn: 3, cause: Cause::Run });
         assert_eq!(started, "{\"event\":\"turn_started\",\"data\":{\"turn\":3,\"cause\":\"run\"}}\n");
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use insomnia::doors::commands::{Asked, COMMANDS, parse};
 use insomnia::words::limits::Limits;
 use insomnia::words::message::LoggedItem;
-use insomnia::words::protocol::StreamEvent;
+use insomnia::words::protocol::{StreamEvent, to_line};
 
 use crate::world::{World, ran, read};
 
@@ -29,7 +29,7 @@ fn every_documented_item_and_event_is_understood() {
         } else if line.starts_with("{\"event\"") {
             let event: StreamEvent =
                 serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
-            assert_eq!(event.to_line().trim_end(), line, "the line is just what is sent");
+            assert_eq!(to_line(&event).trim_end(), line, "the line is just what is sent");
             events.push(line);
         }
     }
