@@ -35,7 +35,7 @@ pub fn resolve(
     let read = |path: &Path, project: Option<&Path>| {
         let real_project = project.map(Path::canonicalize).transpose();
         let text = real_project.and_then(|project| read(path, project.as_deref(), hidden, &shared));
-        text.map_err(|source| Error::io(format!("read instruction \"{}\"", path.display()), source))
+        text.map_err(Error::on("read instruction", path))
     };
     let file_of = |base: &Path, name: &str| {
         if name.is_empty() || name.starts_with('/') || name.contains("..") {

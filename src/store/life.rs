@@ -4,7 +4,7 @@
 //! running, stopped, zombie and gone processes: the lock is right in each case, a process number is not.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -55,6 +55,10 @@ fn file_name(life: &Life) -> PathBuf {
     Path::new(DIRECTORY).join(life.as_str())
 }
 
+fn open(runtime: &RuntimeDirectory, life: &Life) -> io::Result<File> {
+    file::open_at(runtime.descriptor(), &file_name(life))
+}
+
 impl HeldLife {
     /// Creates the life file of this entry and locks it. To be called under the lock of `scope.lock`, where
     /// nobody sweeps.
@@ -100,10 +104,10 @@ impl HeldLife {
 
 /// Looks whether a life is held, without waiting.
 pub fn probe(runtime: &RuntimeDirectory, life: &Life) -> Holding {
-    match file::open_at(runtime.descriptor(), &file_name(life)).and_then(file::try_lock_shared) {
+    match open(runtime, life).and_then(file::try_lock_shared) {
         Ok(Ok(_)) => Holding::Free,
         Ok(Err(_)) => Holding::Held,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Holding::Missing,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Holding::Missing,
         Err(error) => {
             log::warn!("cannot probe life {life}: {error}"); // without proof of death a pod counts as alive
             Holding::Held
@@ -129,11 +133,9 @@ pub fn is_dead(runtime: &RuntimeDirectory, allocation: &Allocation) -> bool {
 /// # Errors
 /// When the file cannot be opened or locked.
 pub fn wait_for_end(runtime: &RuntimeDirectory, life: &Life) -> Result<bool> {
-    match file::open_at(runtime.descriptor(), &file_name(life)) {
-        Ok(opened) => file::lock_shared(opened)
-            .map(|_| true)
-            .map_err(|source| Error::io(format!("watch life {life}"), source)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+    match open(runtime, life).and_then(file::lock_shared) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(source) => Err(Error::io(format!("watch life {life}"), source)),
     }
 }
@@ -186,7 +188,7 @@ pub fn all(runtime: &RuntimeDirectory) -> Result<Vec<Life>> {
         Ok(names) => {
             Ok(names.into_iter().filter_map(|(name, _)| Life::new(name.into_string().ok()?).ok()).collect())
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()), // no directory, no lives
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()), // no directory, no lives
         Err(source) => Err(Error::io("list the life files", source)),
     }
 }
@@ -196,7 +198,7 @@ pub fn all(runtime: &RuntimeDirectory) -> Result<Vec<Life>> {
 /// # Errors
 /// When the file cannot be read or holds no entry of this life.
 pub fn entry_of(runtime: &RuntimeDirectory, life: &Life) -> Result<Allocation> {
-    let text = file::open_at(runtime.descriptor(), &file_name(life))
+    let text = open(runtime, life)
         .and_then(|opened| file::read_whole(&opened, CONTENT_BYTES_MAX))
         .map_err(|source| Error::io(format!("read life file \"{life}\""), source))?;
     let entry: Option<Allocation> = serde_json::from_slice(&text).ok();

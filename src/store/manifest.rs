@@ -485,7 +485,7 @@ pub fn may_be_secret(header: &str) -> bool {
 /// # Errors
 /// When a file cannot be written.
 pub fn save(folder: &Path, manifest: &Manifest) -> Result<()> {
-    let failed = |source| Error::io(format!("keep the manifest in \"{}\"", folder.display()), source);
+    let failed = Error::on("keep the manifest in", folder);
     let directory = file::open_directory(folder).map_err(failed)?;
     let mut kept = manifest.clone();
     let secrets = kept.provider.headers.iter_mut().filter(|(name, _)| may_be_secret(name));
@@ -503,8 +503,7 @@ pub fn save(folder: &Path, manifest: &Manifest) -> Result<()> {
 /// # Errors
 /// As `Layer::parse`, and when the file cannot be read.
 pub fn named(path: &Path) -> Result<Layer> {
-    let text = read_regular(path, MANIFEST_BYTES_MAX)
-        .map_err(|source| Error::io(format!("read manifest \"{}\"", path.display()), source))?;
+    let text = read_regular(path, MANIFEST_BYTES_MAX).map_err(Error::on("read manifest", path))?;
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     Layer::parse(&text, Source::Overlay, &path.to_string_lossy(), absolute.parent().unwrap_or(Path::new("/")))
 }
@@ -515,8 +514,7 @@ pub fn named(path: &Path) -> Result<Layer> {
 /// As `Layer::parse`, and when the manifest cannot be read; without the sources the values count as built in.
 pub fn saved(folder: &Path) -> Result<Layer> {
     let path = folder.join(session::MANIFEST);
-    let text = read_regular(&path, MANIFEST_BYTES_MAX)
-        .map_err(|source| Error::io(format!("read \"{}\"", path.display()), source))?;
+    let text = read_regular(&path, MANIFEST_BYTES_MAX).map_err(Error::on("read", &path))?;
     let sources = read_regular(&folder.join(session::SOURCES), MANIFEST_BYTES_MAX).unwrap_or_default();
     let sources = serde_json::from_str(&sources).unwrap_or_default();
     let layer = Layer::parse(&text, Source::Overlay, &path.to_string_lossy(), Path::new("/"))?;
@@ -524,7 +522,7 @@ pub fn saved(folder: &Path) -> Result<Layer> {
 }
 
 fn read_layer(path: &Path, source: Source, warnings: &mut Vec<String>) -> Result<Option<Layer>> {
-    let failed = |source| Error::io(format!("read manifest \"{}\"", path.display()), source);
+    let failed = Error::on("read manifest", path);
     let entry = match file::open_target(path) {
         Ok(entry) => entry,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),

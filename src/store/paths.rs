@@ -162,15 +162,13 @@ impl RuntimeDirectory {
     /// # Errors
     /// When it is a link, belongs to somebody else, can be entered by others, or lies on a network file system.
     pub fn open_or_create(path: &Path) -> Result<RuntimeDirectory> {
-        let shown = path.display();
         if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent)
-                .map_err(|source| Error::io(format!("create \"{}\"", parent.display()), source))?;
+            std::fs::create_dir_all(parent).map_err(Error::on("create", parent))?;
         }
         match std::fs::DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(source) => return Err(Error::io(format!("create runtime directory \"{shown}\""), source)),
+            Err(source) => return Err(Error::on("create runtime directory", path)(source)),
         }
         Self::open(path)
     }
@@ -186,12 +184,12 @@ impl RuntimeDirectory {
         let descriptor = match file::open_directory(path) {
             Ok(descriptor) => descriptor,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(Error::io(format!("open runtime directory \"{shown}\""), error));
+                return Err(Error::on("open runtime directory", path)(error));
             }
             Err(error) => return refuse(format!("it must be a directory and no link ({error})")),
         };
-        let metadata = std::fs::symlink_metadata(path)
-            .map_err(|source| Error::io(format!("look at runtime directory \"{shown}\""), source))?;
+        let metadata =
+            std::fs::symlink_metadata(path).map_err(Error::on("look at runtime directory", path))?;
         if metadata.uid() != process::own_uid() {
             return refuse(format!("it belongs to user {}, not to you", metadata.uid()));
         }
@@ -201,11 +199,11 @@ impl RuntimeDirectory {
                 "its mode is {mode:04o}, so others can enter it; run \"chmod 700 {shown}\""
             ));
         }
-        match file::is_network_file_system(&descriptor) {
-            Ok(true) => refuse("it lies on a network file system, where locks do not reach everyone".into()),
-            Ok(false) => Ok(RuntimeDirectory { path: path.to_owned(), descriptor }),
-            Err(source) => Err(Error::io(format!("look at the file system of \"{shown}\""), source)),
+        let failed = Error::on("look at the file system of", path);
+        if file::is_network_file_system(&descriptor).map_err(failed)? {
+            return refuse("it lies on a network file system, where locks do not reach everyone".into());
         }
+        Ok(RuntimeDirectory { path: path.to_owned(), descriptor })
     }
 
     /// Its path.
@@ -232,13 +230,13 @@ impl RuntimeDirectory {
 /// As `resolve`, and when a part of the path cannot be looked at.
 pub fn canonical(path: &Path, base: &Path) -> Result<PathBuf> {
     resolve(&base.join(path), &|place| match std::fs::symlink_metadata(place) {
-        Ok(metadata) if metadata.is_symlink() => std::fs::read_link(place)
-            .map(Place::Link)
-            .map_err(|source| Error::io(format!("read link \"{}\"", place.display()), source)),
+        Ok(metadata) if metadata.is_symlink() => {
+            std::fs::read_link(place).map(Place::Link).map_err(Error::on("read link", place))
+        }
         Ok(metadata) if metadata.is_dir() => Ok(Place::Directory),
         Ok(_) => Ok(Place::File),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Place::Nothing),
-        Err(source) => Err(Error::io(format!("look at \"{}\"", place.display()), source)),
+        Err(source) => Err(Error::on("look at", place)(source)),
     })
 }
 

@@ -104,27 +104,20 @@ impl Registry {
         let path = directory.join(NAME);
         let content = match std::fs::File::open(&path) {
             Ok(opened) => {
-                let text = file::read_whole(&opened, FILE_BYTES_MAX)
-                    .map_err(|source| Error::io(format!("read \"{}\"", path.display()), source))?;
+                let text = file::read_whole(&opened, FILE_BYTES_MAX).map_err(Error::on("read", &path))?;
+                let path = path.display();
                 serde_json::from_slice(&text).map_err(|error| {
-                    Error::told(format!(
-                        "\"{}\" is damaged: {error}; move it away to go on without it",
-                        path.display()
-                    ))
+                    Error::told(format!("\"{path}\" is damaged: {error}; move it away to go on without it"))
                 })?
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 Content { version: 1, pods: Vec::new(), ended: Vec::new() }
             }
-            Err(source) => return Err(Error::io(format!("open \"{}\"", path.display()), source)),
+            Err(source) => return Err(Error::on("open", &path)(source)),
         };
         let memory = Mutex::new(Memory { content, replaced: Vec::new(), changes: 0 });
-        Ok(Registry {
-            directory: directory.to_owned(),
-            memory,
-            ended: Condvar::new(),
-            written: Mutex::new(0),
-        })
+        let (directory, ended, written) = (directory.to_owned(), Condvar::new(), Mutex::new(0));
+        Ok(Registry { directory, memory, ended, written })
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
@@ -209,11 +202,12 @@ impl Registry {
         let mut written = lock(&self.written);
         if *written < number {
             let text = serde_json::to_string_pretty(&content).unwrap_or_default();
-            let failed =
-                |source| Error::io(format!("write \"{}\"", self.directory.join(NAME).display()), source);
-            let directory = file::open_directory(&self.directory).map_err(failed)?;
-            file::replace_at(directory, Path::new(TEMPORARY), Path::new(NAME), text.as_bytes(), 0o600)
-                .map_err(failed)?;
+            file::open_directory(&self.directory)
+                .and_then(|directory| {
+                    let (temporary, name) = (Path::new(TEMPORARY), Path::new(NAME));
+                    file::replace_at(directory, temporary, name, text.as_bytes(), 0o600)
+                })
+                .map_err(Error::on("write", &self.directory.join(NAME)))?;
             *written = number;
         }
         Ok(value)

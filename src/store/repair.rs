@@ -16,7 +16,7 @@ use crate::words::error::{Error, Result};
 const COPIES_MAX: usize = 100;
 
 /// What a repair found and did.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Repaired {
     /// What was wrong with the file; `None` when it was sound and nothing was done.
     pub fault: Option<String>,
@@ -36,10 +36,7 @@ pub struct Repaired {
 /// # Errors
 /// `Error::LockBusy` when somebody holds the lock for 5 s, and when a file cannot be read, linked or written.
 pub fn repair(lock: &ScopeLock) -> Result<Repaired> {
-    let directory = lock.runtime().descriptor();
-    let name = Path::new(ScopeLock::NAME);
-    let looked = |source| Error::io(format!("look at \"{}\"", lock.path().display()), source);
-    match file::stamp_at(directory, name).map_err(looked)? {
+    match lock.stamp()? {
         None => repair_missing(lock),
         Some(stamp) if stamp.is_file() => repair_damaged(lock),
         Some(_) => repair_stranger(lock),
@@ -54,36 +51,34 @@ fn repair_damaged(lock: &ScopeLock) -> Result<Repaired> {
         Err(Error::LockUnusable { fault, .. }) => fault,
         Err(error) => return Err(error),
     };
-    let table = match rebuild(lock)? {
+    let table = match rebuild(lock, &fault)? {
         Ok(table) => table,
-        Err(undecided) => return Ok(Repaired { undecided, ..nothing(fault) }),
+        Err(undecided) => return Ok(undecided),
     };
     // One more name for the bad file, not a copy: that needs no space and cannot be cut short.
     let kept_aside = keep_aside(lock, |from, to| file::link_at(lock.runtime().descriptor(), from, to))?;
     lock.commit(&locked, &table, &table.to_text())?;
-    Ok(done(fault, Some(kept_aside), &table))
+    Ok(Repaired { fault: Some(fault), kept_aside: Some(kept_aside), ..sound(&table) })
 }
 
 /// A link, directory or device in the file's place cannot be locked and is moved away.
 fn repair_stranger(lock: &ScopeLock) -> Result<Repaired> {
-    let fault = "it is no regular file".to_owned();
-    match rebuild(lock)? {
-        Ok(_) => {}
-        Err(undecided) => return Ok(Repaired { undecided, ..nothing(fault) }),
+    let fault = "it is no regular file";
+    if let Err(undecided) = rebuild(lock, fault)? {
+        return Ok(undecided);
     }
     let kept_aside = keep_aside(lock, |from, to| file::rename_new_at(lock.runtime().descriptor(), from, to))?;
-    let repaired = repair_missing(lock)?;
-    Ok(Repaired { fault: Some(fault), kept_aside: Some(kept_aside), ..repaired })
+    Ok(Repaired { fault: Some(fault.into()), kept_aside: Some(kept_aside), ..repair_missing(lock)? })
 }
 
 /// Nobody can lock what is missing; but while a pod lives nobody else creates it, and a hard link gives the name
 /// to the first who comes.
 fn repair_missing(lock: &ScopeLock) -> Result<Repaired> {
-    let fault = "it is missing".to_owned();
-    match rebuild(lock)? {
-        Ok(table) if lock.create(&table)? => Ok(done(fault, None, &table)),
+    let fault = "it is missing";
+    match rebuild(lock, fault)? {
+        Ok(table) if lock.create(&table)? => Ok(Repaired { fault: Some(fault.into()), ..sound(&table) }),
         Ok(_) => Ok(sound(&lock.read()?)), // somebody was faster
-        Err(undecided) => Ok(Repaired { undecided, ..nothing(fault) }),
+        Err(undecided) => Ok(undecided),
     }
 }
 
@@ -103,10 +98,11 @@ pub fn living(lock: &ScopeLock) -> Result<AllocationTable> {
     }
 }
 
-/// The table of the pods that live, or why there is none.
-fn rebuild(lock: &ScopeLock) -> Result<Result<AllocationTable, Vec<String>>> {
+/// The table of the pods that live, or what to say where they do not tell it.
+fn rebuild(lock: &ScopeLock, fault: &str) -> Result<Result<AllocationTable, Repaired>> {
     let (entries, unreadable) = held_entries(lock)?;
-    Ok(if unreadable.is_empty() { AllocationTable::rebuild(entries) } else { Err(unreadable) })
+    let table = if unreadable.is_empty() { AllocationTable::rebuild(entries) } else { Err(unreadable) };
+    Ok(table.map_err(|undecided| Repaired { fault: Some(fault.into()), undecided, ..Repaired::default() }))
 }
 
 /// The entries of the lives that are held, the oldest first, and what is said of those that cannot be read.
@@ -146,16 +142,8 @@ fn keep_aside(lock: &ScopeLock, give: impl Fn(&Path, &Path) -> std::io::Result<(
     )))
 }
 
-fn nothing(fault: String) -> Repaired {
-    Repaired { fault: Some(fault), kept_aside: None, entries: Vec::new(), undecided: Vec::new() }
-}
-
-fn done(fault: String, kept_aside: Option<PathBuf>, table: &AllocationTable) -> Repaired {
-    Repaired { kept_aside, entries: table.allocations().to_vec(), ..nothing(fault) }
-}
-
 fn sound(table: &AllocationTable) -> Repaired {
-    Repaired { fault: None, entries: table.allocations().to_vec(), ..nothing(String::new()) }
+    Repaired { entries: table.allocations().to_vec(), ..Repaired::default() }
 }
 
 #[cfg(test)]

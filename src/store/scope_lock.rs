@@ -4,6 +4,7 @@
 //! or the new table and a killed writer leaves the old one. Never held across a socket, a child or the model.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -65,9 +66,9 @@ impl ScopeLock {
     /// # Errors
     /// `Error::LockUnusable` when the file is damaged, or missing although pods live.
     pub fn read(&self) -> Result<AllocationTable> {
-        match file::open_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME)) {
+        match self.open() {
             Ok(opened) => self.parse(&opened),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.check_missing()?;
                 Ok(AllocationTable::default())
             }
@@ -75,14 +76,29 @@ impl ScopeLock {
         }
     }
 
+    fn open(&self) -> io::Result<File> {
+        file::open_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME))
+    }
+
     /// Only a link cannot be opened because of what it is; everything else is told apart once it is open.
-    fn cannot_open(&self, error: std::io::Error) -> Error {
-        match file::stamp_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME)) {
-            Ok(Some(stamp)) if !stamp.is_file() => {
-                Error::LockUnusable { path: self.path(), fault: "it is no regular file".into() }
-            }
-            Ok(_) | Err(_) => Error::io(format!("open \"{}\"", self.path().display()), error),
+    fn cannot_open(&self, error: io::Error) -> Error {
+        match self.stamp() {
+            Ok(Some(stamp)) if !stamp.is_file() => self.unusable("it is no regular file"),
+            Ok(_) | Err(_) => self.failed("open")(error),
         }
+    }
+
+    /// The state of the file; `None` while there is none.
+    pub(crate) fn stamp(&self) -> Result<Option<Stamp>> {
+        file::stamp_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME)).map_err(self.failed("look at"))
+    }
+
+    fn failed(&self, action: &str) -> impl Fn(io::Error) -> Error {
+        move |source| Error::on(action, &self.path())(source)
+    }
+
+    fn unusable(&self, fault: impl Into<String>) -> Error {
+        Error::LockUnusable { path: self.path(), fault: fault.into() }
     }
 
     /// Changes the table under the lock: reclaims the dead, applies `change`, commits by rename.
@@ -97,7 +113,10 @@ impl ScopeLock {
         cancel: Option<&Cancel>,
         change: impl FnOnce(&mut AllocationTable) -> Result<T>,
     ) -> Result<Edited<T>> {
-        self.create_if_missing()?;
+        if self.stamp()?.is_none() {
+            self.check_missing()?;
+            self.create(&AllocationTable::default())?;
+        }
         let locked = self.lock(cancel)?;
         let before = self.read_text(locked.file())?;
         let mut table = self.parse_text(&before)?;
@@ -120,7 +139,7 @@ impl ScopeLock {
         for entry in std::fs::read_dir(self.runtime.path()).into_iter().flatten().flatten() {
             let id = entry.file_name().into_string().ok().and_then(|name| PodId::new(name).ok());
             // Only what a pod makes there, so that nothing of anybody else goes.
-            if id.is_some_and(|id| table.get(&id).is_none()) && entry.path().join("sock").exists() {
+            if id.is_some_and(|id| table.get(&id).is_none()) && entry.path().join(SOCKET_NAME).exists() {
                 let _ = std::fs::remove_dir_all(entry.path()); // the next start tries again
             }
         }
@@ -161,28 +180,18 @@ impl ScopeLock {
         let _ = std::fs::remove_dir_all(folder); // gone already is fine; what stays is replaced at the next start
     }
 
-    fn create_if_missing(&self) -> Result<()> {
-        let failed = |source| Error::io(format!("look at \"{}\"", self.path().display()), source);
-        let stamp = file::stamp_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME)).map_err(failed)?;
-        if stamp.is_none() {
-            self.check_missing()?;
-            self.create(&AllocationTable::default())?;
-        }
-        Ok(())
-    }
-
     /// Gives a complete new file its name; `false` when somebody was faster.
     pub(crate) fn create(&self, table: &AllocationTable) -> Result<bool> {
         let directory = self.runtime.descriptor();
-        let failed = |source| Error::io(format!("create \"{}\"", self.path().display()), source);
-        let own_name = format!("{}.{}", ScopeLock::NAME, random_hex(8).map_err(failed)?);
+        let failed = self.failed("create");
+        let own_name = format!("{}.{}", ScopeLock::NAME, random_hex(8).map_err(&failed)?);
         let own_name = Path::new(&own_name);
         let linked = file::write_complete(directory, own_name, table.to_text().as_bytes(), 0o600)
             .and_then(|()| file::link_at(directory, own_name, Path::new(ScopeLock::NAME)));
         let _ = file::remove_at(directory, own_name); // a leftover is never read
         match linked {
             Ok(()) => Ok(true),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
             Err(source) => Err(failed(source)),
         }
     }
@@ -192,31 +201,21 @@ impl ScopeLock {
     fn check_missing(&self) -> Result<()> {
         let lives = life::all(&self.runtime)?;
         let held = lives.iter().find(|life| life::probe(&self.runtime, life) == Holding::Held);
-        let still_missing =
-            || matches!(file::stamp_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME)), Ok(None));
-        match held {
-            Some(life) if still_missing() => {
-                let entry = life::entry_of(&self.runtime, life);
-                let pod = entry.map_or_else(|_| "a pod".to_owned(), |a| format!("pod \"{}\"", a.pod_id));
-                Err(Error::LockUnusable {
-                    path: self.path(),
-                    fault: format!("it is missing although {pod} lives"),
-                })
-            }
-            Some(_) | None => Ok(()),
-        }
+        let Some(life) = held.filter(|_| matches!(self.stamp(), Ok(None))) else { return Ok(()) };
+        let entry = life::entry_of(&self.runtime, life);
+        let pod = entry.map_or_else(|_| "a pod".to_owned(), |a| format!("pod \"{}\"", a.pod_id));
+        Err(self.unusable(format!("it is missing although {pod} lives")))
     }
 
     pub(crate) fn lock(&self, cancel: Option<&Cancel>) -> Result<LockedFile> {
-        let failed = |source| Error::io(format!("lock \"{}\"", self.path().display()), source);
+        let failed = self.failed("lock");
         let deadline = Instant::now() + LOCK_WAIT;
         let mut pause = Duration::from_micros(500);
         loop {
-            let opened = file::open_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME))
-                .map_err(|error| self.cannot_open(error))?;
-            let inode = opened.metadata().map_err(failed)?.ino();
+            let opened = self.open().map_err(|error| self.cannot_open(error))?;
+            let inode = opened.metadata().map_err(&failed)?.ino();
             // After a rename the lock on the old file means nothing: look at the name again.
-            if let Ok(locked) = file::try_lock_exclusive(opened).map_err(failed)? {
+            if let Ok(locked) = file::try_lock_exclusive(opened).map_err(&failed)? {
                 if self.is_current(&locked)? {
                     return Ok(locked);
                 }
@@ -235,10 +234,8 @@ impl ScopeLock {
     }
 
     fn is_current(&self, locked: &LockedFile) -> Result<bool> {
-        let failed = |source| Error::io(format!("look at \"{}\"", self.path().display()), source);
-        let metadata = locked.file().metadata().map_err(failed)?;
-        let named = file::stamp_at(self.runtime.descriptor(), Path::new(ScopeLock::NAME)).map_err(failed)?;
-        Ok(named.is_some_and(|named| named.same_file(&Stamp::of(&metadata))))
+        let locked = Stamp::of(&locked.file().metadata().map_err(self.failed("look at"))?);
+        Ok(self.stamp()?.is_some_and(|named| named.same_file(&locked)))
     }
 
     pub(crate) fn parse(&self, opened: &File) -> Result<AllocationTable> {
@@ -246,56 +243,38 @@ impl ScopeLock {
     }
 
     fn parse_text(&self, text: &[u8]) -> Result<AllocationTable> {
-        AllocationTable::parse(text)
-            .map_err(|error| Error::LockUnusable { path: self.path(), fault: error.to_string() })
+        AllocationTable::parse(text).map_err(|error| self.unusable(error.to_string()))
     }
 
     fn read_text(&self, opened: &File) -> Result<Vec<u8>> {
-        let unusable = |fault: String| Error::LockUnusable { path: self.path(), fault };
-        let metadata = opened
-            .metadata()
-            .map_err(|source| Error::io(format!("look at \"{}\"", self.path().display()), source))?;
-        if !metadata.is_file() {
-            return Err(unusable("it is no regular file".into()));
+        if !opened.metadata().map_err(self.failed("look at"))?.is_file() {
+            return Err(self.unusable("it is no regular file"));
         }
-        match file::read_whole(opened, TABLE_BYTES_MAX) {
-            Ok(text) => Ok(text),
-            Err(error) if error.kind() == std::io::ErrorKind::FileTooLarge => {
-                Err(unusable(error.to_string()))
-            }
-            Err(source) => Err(Error::io(format!("read \"{}\"", self.path().display()), source)),
-        }
+        file::read_whole(opened, TABLE_BYTES_MAX).map_err(|error| {
+            let is_too_large = error.kind() == io::ErrorKind::FileTooLarge;
+            if is_too_large { self.unusable(error.to_string()) } else { self.failed("read")(error) }
+        })
     }
 
     pub(crate) fn commit(&self, locked: &LockedFile, table: &AllocationTable, text: &str) -> Result<()> {
         // A bug must not be committed. Reading the text back as well would find nothing more: that what is written
         // reads the same is the model test's business, and its length is checked before the rename.
+        let path = self.path();
+        let path = path.display();
         if let Err(error) = table.validate() {
-            return Err(Error::told(format!(
-                "the change of \"{}\" is given up: {error}",
-                self.path().display()
-            )));
+            return Err(Error::told(format!("the change of \"{path}\" is given up: {error}")));
         }
         if text.len() > TABLE_BYTES_MAX {
-            return Err(Error::told(format!(
-                "the change would make \"{}\" too large to be read",
-                self.path().display()
-            )));
+            return Err(Error::told(format!("the change would make \"{path}\" too large to be read")));
         }
         if !self.is_current(locked)? {
             return Err(Error::told(format!(
-                "\"{}\" was replaced by somebody else during a change; look who does that, then try again",
-                self.path().display()
+                "\"{path}\" was replaced by somebody else during a change; look who does that, then try again"
             )));
         }
-        file::replace_at(
-            self.runtime.descriptor(),
-            Path::new(TEMPORARY),
-            Path::new(ScopeLock::NAME),
-            text.as_bytes(),
-            0o600,
-        )
-        .map_err(|source| Error::io(format!("replace \"{}\"", self.path().display()), source))
+        let (directory, name) = (self.runtime.descriptor(), Path::new(ScopeLock::NAME));
+        file::replace_at(directory, Path::new(TEMPORARY), name, text.as_bytes(), 0o600)
+            .map_err(self.failed("replace"))
     }
 }
 
@@ -324,10 +303,8 @@ impl ScopeView {
     pub fn effective(&self) -> Result<EffectiveScope> {
         let stamp = self.found()?;
         let mut last = lock(&self.last);
-        if let Some((known, scope)) = last.as_ref() {
-            if *known == stamp {
-                return Ok(scope.clone());
-            }
+        if let Some((_, scope)) = last.as_ref().filter(|(known, _)| *known == stamp) {
+            return Ok(scope.clone());
         }
         let table = match (self.lock.read(), last.as_ref()) {
             (Ok(table), _) => table,
@@ -350,8 +327,7 @@ impl ScopeView {
     }
 
     fn found(&self) -> Result<Stamp> {
-        let through =
-            file::stamp_at(self.lock.runtime().descriptor(), Path::new(ScopeLock::NAME)).ok().flatten();
+        let through = self.lock.stamp().ok().flatten();
         let by_path = std::fs::symlink_metadata(self.lock.path()).ok().map(|metadata| Stamp::of(&metadata));
         match (through, by_path) {
             // Between the two looks somebody may have replaced the file; the directory must be the same then. A

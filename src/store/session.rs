@@ -49,6 +49,16 @@ struct Log {
     summary: Summary,
 }
 
+impl Log {
+    fn count(&self) -> u64 {
+        (self.offsets.len() as u64).saturating_sub(1)
+    }
+
+    fn end(&self) -> u64 {
+        self.offsets.last().copied().unwrap_or(0)
+    }
+}
+
 /// Text that a pod has accepted, and who sent it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Input {
@@ -68,27 +78,17 @@ pub struct Session {
     log: Mutex<Log>,
 }
 
-/// The folder name of a session begins with the time, so that the newest sorts last.
-fn folder_name(life: &Life) -> String {
-    let short = life.as_str().get(..8).unwrap_or_default();
-    format!("{}-{short}", clock::compact_utc(clock::now_millis()))
-}
-
-/// Makes the folder of a new session: `STATE/<pod_id>/<time>-<life>`, mode 0700.
+/// Makes the folder of a new session: `STATE/<pod_id>/<time>-<life>`, mode 0700. The newest one sorts last.
 ///
 /// # Errors
 /// When it cannot be made.
 pub fn create_folder(state: &Path, pod_id: &PodId, life: &Life) -> Result<PathBuf> {
-    let directory = state.join(pod_id.as_str()).join(folder_name(life));
-    DirBuilder::new().recursive(true).mode(0o700).create(directory.join(RESULTS)).map_err(|source| {
-        Error::io(
-            format!(
-                "create session folder \"{}\" (XDG_STATE_HOME chooses another place)",
-                directory.display()
-            ),
-            source,
-        )
-    })?;
+    let (time, short) = (clock::compact_utc(clock::now_millis()), life.as_str().get(..8).unwrap_or_default());
+    let directory = state.join(pod_id.as_str()).join(format!("{time}-{short}"));
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(directory.join(RESULTS));
+    let shown = directory.display();
+    let action = format!("create session folder \"{shown}\" (XDG_STATE_HOME chooses another place)");
+    created.map_err(|source| Error::io(action, source))?;
     Ok(directory)
 }
 
@@ -143,17 +143,13 @@ impl Session {
         let open = |name: &str| {
             let path = directory.join(name);
             let opened = File::options().read(true).append(true).create(true).mode(0o600).open(&path);
-            opened.map_err(|source| Error::io(format!("open \"{}\"", path.display()), source))
+            opened.map_err(Error::on("open", &path))
         };
         let path = directory.join(HISTORY);
         let log = scan(&path, open(HISTORY)?)?;
-        let committed = log.offsets.last().copied().unwrap_or(0);
-        log.file.set_len(committed).map_err(|source| {
-            Error::io(format!("cut the unfinished end of \"{}\"", path.display()), source)
-        })?;
+        log.file.set_len(log.end()).map_err(Error::on("cut the unfinished end of", &path))?;
         let inbox = open(INBOX)?;
-        cut_half_line(&inbox)
-            .map_err(|source| Error::io(format!("read \"{}\"", directory.join(INBOX).display()), source))?;
+        cut_half_line(&inbox).map_err(Error::on("read", &directory.join(INBOX)))?;
         Ok(Session { directory: directory.to_owned(), inbox: Some(inbox), log: Mutex::new(log) })
     }
 
@@ -163,19 +159,13 @@ impl Session {
     /// # Errors
     /// When it cannot be written; it must be refused then.
     pub fn accept(&self, input: &Input) -> Result<()> {
-        let failed =
-            |source| Error::io(format!("keep input in \"{}\"", self.directory.join(INBOX).display()), source);
+        let path = self.directory.join(INBOX);
+        let failed = Error::on("keep input in", &path);
         let mut line = serde_json::to_vec(input).map_err(|error| failed(error.into()))?;
         line.push(b'\n');
-        let mut inbox =
-            self.inbox.as_ref().ok_or_else(|| failed(io::ErrorKind::ReadOnlyFilesystem.into()))?;
+        let inbox = self.inbox.as_ref().ok_or_else(|| failed(io::ErrorKind::ReadOnlyFilesystem.into()))?;
         let begin = inbox.metadata().map_err(failed)?.len();
-        inbox.write_all(&line).map_err(|source| {
-            if let Err(error) = inbox.set_len(begin) {
-                log::error!("cannot roll back an unfinished input: {error}"); // the next one is lost with it
-            }
-            failed(source)
-        })
+        append_whole(inbox, begin, &line).map_err(failed)
     }
 
     /// The inputs that were accepted and have not reached the conversation. A half line was never accepted.
@@ -184,8 +174,7 @@ impl Session {
     /// When the file cannot be read.
     pub fn unheard(&self) -> Result<Vec<Input>> {
         let path = self.directory.join(INBOX);
-        let text = std::fs::read(&path)
-            .map_err(|source| Error::io(format!("read \"{}\"", path.display()), source))?;
+        let text = std::fs::read(&path).map_err(Error::on("read", &path))?;
         let heard = usize::try_from(self.ask(|summary| summary.inputs)).unwrap_or(usize::MAX);
         let lines = text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n"));
         Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).skip(heard).collect())
@@ -197,9 +186,7 @@ impl Session {
     /// As `open`.
     pub fn open_to_read(directory: &Path) -> Result<Session> {
         let path = directory.join(HISTORY);
-        let file = File::open(&path)
-            .map_err(|source| Error::io(format!("open history \"{}\"", path.display()), source))?;
-        let log = scan(&path, file)?;
+        let log = scan(&path, File::open(&path).map_err(Error::on("open history", &path))?)?;
         Ok(Session { directory: directory.to_owned(), inbox: None, log: Mutex::new(log) })
     }
 
@@ -232,13 +219,8 @@ impl Session {
             return Err(Error::told(format!("an item of {} bytes is more than a history takes", line.len())));
         }
         let mut log = self.log();
-        let begin = log.offsets.last().copied().unwrap_or(0);
-        if let Err(source) = log.file.write_all(&line) {
-            if let Err(error) = log.file.set_len(begin) {
-                log::error!("cannot roll back an unfinished line: {error}"); // it is cut at the next open
-            }
-            return Err(Error::io(format!("append to history in \"{}\"", self.directory.display()), source));
-        }
+        let begin = log.end();
+        append_whole(&log.file, begin, &line).map_err(Error::on("append to history in", &self.directory))?;
         log.offsets.push(begin + line.len() as u64);
         log.summary.add(&logged.item);
         Ok(logged)
@@ -246,7 +228,7 @@ impl Session {
 
     /// How many items there are.
     pub fn len(&self) -> u64 {
-        (self.log().offsets.len() as u64).saturating_sub(1)
+        self.log().count()
     }
 
     /// Whether there is no item.
@@ -269,11 +251,9 @@ impl Session {
     /// # Errors
     /// When the file cannot be read.
     pub fn page(&self, since: u64) -> Result<Page> {
-        let failed = |source: io::Error| {
-            Error::io(format!("read history in \"{}\"", self.directory.display()), source)
-        };
+        let failed = Error::on("read history in", &self.directory);
         let log = self.log();
-        let count = (log.offsets.len() as u64).saturating_sub(1);
+        let count = log.count();
         let since = since.min(count);
         let first = usize::try_from(since).unwrap_or(usize::MAX);
         let offsets = log.offsets.get(first..).unwrap_or_default();
@@ -316,13 +296,22 @@ impl Session {
     pub fn output(&self, since: Option<u64>) -> Result<(String, u64, bool)> {
         let Some(since) = since else {
             let log = self.log();
-            let count = (log.offsets.len() as u64).saturating_sub(1);
-            return Ok((log.summary.last_response.clone(), count, false));
+            return Ok((log.summary.last_response.clone(), log.count(), false));
         };
         let page = self.page(since)?;
         let texts = page.items.iter().filter_map(|logged| logged.item.reply_text());
         Ok((texts.collect::<Vec<_>>().join("\n\n"), page.cursor, page.more))
     }
+}
+
+/// Writes a line at the end of the file, which is at `begin`, or leaves the file as it was: the line after half a one
+/// would be lost with it.
+fn append_whole(mut file: &File, begin: u64, line: &[u8]) -> io::Result<()> {
+    file.write_all(line).inspect_err(|_| {
+        if let Err(error) = file.set_len(begin) {
+            log::error!("cannot roll back an unfinished line: {error}"); // it is cut at the next open
+        }
+    })
 }
 
 fn cut_half_line(mut file: &File) -> io::Result<()> {
@@ -333,7 +322,7 @@ fn cut_half_line(mut file: &File) -> io::Result<()> {
 }
 
 fn scan(path: &Path, file: File) -> Result<Log> {
-    let failed = |source| Error::io(format!("read history \"{}\"", path.display()), source);
+    let failed = Error::on("read history", path);
     let mut reader = BufReader::with_capacity(64 << 10, &file);
     let (mut offsets, mut summary, mut line) = (vec![0], Summary::default(), Vec::new());
     let mut at = 0;

@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::words::allocation::Refusal;
 use crate::words::protocol::WireError;
@@ -61,6 +61,11 @@ impl Error {
     /// An error of the system with what was tried, such as `open "/path"`.
     pub fn io(action: impl Into<String>, source: impl Into<io::Error>) -> Error {
         Error::Io { action: action.into(), source: source.into() }
+    }
+
+    /// What makes an error of the system's words when `action` on this path has failed: `cannot open "/path": ...`.
+    pub fn on(action: &str, path: &Path) -> impl Fn(io::Error) -> Error + Copy {
+        move |source| Error::io(format!("{action} \"{}\"", path.display()), source)
     }
 
     /// A clear sentence.
