@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -36,6 +37,9 @@ const ABOVE_ZERO: [&str; 8] = [
 /// Keys whose values are paths, or begin with one.
 const PATHS: [&str; 6] =
     ["provider.file", "provider.api_key_file", "instruction", "scope", "shell.writable", "trusted_projects"];
+
+/// Keys whose values are a program and its arguments.
+const PROGRAMS: [&str; 2] = ["provider.command", "pod_command"];
 
 /// Which kind of model is behind the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -230,10 +234,7 @@ impl Layer {
         // serde would also take a list for a group of settings, and the keys of a list are not looked at below.
         let groups = ["provider", "tools", "shell", "limits"];
         if let Some(group) = groups.iter().find(|group| given.get(**group).is_some_and(Value::is_array)) {
-            return Err(Error::Manifest(format!(
-                "manifest \"{}\" is not valid: \"{group}\" must be an object, not a list",
-                harmless_line(place)
-            )));
+            return Err(not_valid(place, "", &format!("\"{group}\" must be an object, not a list")));
         }
         for (key, value) in flatten(&given) {
             let reason = match value.as_str() {
@@ -244,10 +245,7 @@ impl Layer {
                 _ if PATHS.contains(&key.as_str()) && any_begins_at_home(value) => HOME_RULE,
                 _ => continue,
             };
-            let place = harmless_line(place);
-            return Err(Error::Manifest(format!(
-                "manifest \"{place}\", key \"{key}\" is not valid: {reason}"
-            )));
+            return Err(not_valid(place, &format!(", key \"{key}\""), reason));
         }
         make_absolute(&mut given, base);
         let set = flatten(&given).filter(|(_, value)| !value.is_null());
@@ -275,48 +273,27 @@ impl Layer {
     }
 
     /// Whether the layer gives anything that could widen rights; the sentence names the key.
-    fn check_project(&self, below: &Manifest) -> Result<()> {
-        let refuse_to = |what: &str| {
-            Err(Error::Manifest(format!(
+    fn check_project(&self, below: &Value) -> Result<()> {
+        let is_bound = |name: &str| name.starts_with("$insomnia/") || name.starts_with("$project/");
+        for (key, value) in flatten(&self.given) {
+            let now = below.pointer(&format!("/{}", key.replace('.', "/")));
+            let now_number = now.and_then(Value::as_u64);
+            let what = match key.as_str() {
+                "provider.model" | "tools.deny" | "wake_on_events" => continue,
+                "shell.network" if value == &Value::Bool(false) || now == Some(value) => continue,
+                "instruction" if value.as_str().is_some_and(is_bound) => continue,
+                key if key == "shell.timeout_seconds" || key.starts_with("limits.") => {
+                    if value.as_u64() <= now_number {
+                        continue;
+                    }
+                    format!("raise \"{key}\" (it is {})", now_number.unwrap_or_default())
+                }
+                key => format!("set \"{key}\""),
+            };
+            return Err(Error::Manifest(format!(
                 "manifest \"{}\" may not {what}: it comes with the project; set it in your own manifest, or list the project's directory there in \"trusted_projects\"",
                 harmless_line(&self.place)
-            )))
-        };
-        let refuse = |key: &str| refuse_to(&format!("set \"{key}\""));
-        for key in ["pod_command", "scope", "trusted_projects", "protect_git"] {
-            if self.given.contains_key(key) {
-                return refuse(key);
-            }
-        }
-        let keys_of = |key: &str| self.given.get(key).and_then(Value::as_object).into_iter().flatten();
-        if let Some((key, _)) = keys_of("provider").find(|(key, _)| *key != "model") {
-            return refuse(&format!("provider.{key}"));
-        }
-        for (key, value) in keys_of("shell") {
-            let narrows = match key.as_str() {
-                "network" => value == &Value::Bool(false) || below.shell.network,
-                "timeout_seconds" => {
-                    value.as_u64().is_some_and(|seconds| seconds <= below.shell.timeout_seconds)
-                }
-                _ => false,
-            };
-            if !narrows && key == "timeout_seconds" {
-                let now = below.shell.timeout_seconds;
-                return refuse_to(&format!("raise \"shell.timeout_seconds\" (it is {now})"));
-            } else if !narrows {
-                return refuse(&format!("shell.{key}"));
-            }
-        }
-        let limits = json!(below.limits);
-        for (key, value) in keys_of("limits") {
-            let now = limits.get(key).and_then(Value::as_u64);
-            if value.as_u64() > now {
-                return refuse_to(&format!("raise \"limits.{key}\" (it is {})", now.unwrap_or_default()));
-            }
-        }
-        let instruction = self.given.get("instruction").and_then(Value::as_str).unwrap_or("$insomnia/");
-        if !instruction.starts_with("$insomnia/") && !instruction.starts_with("$project/") {
-            return refuse("instruction");
+            )));
         }
         Ok(())
     }
@@ -328,28 +305,27 @@ impl Layer {
 /// # Errors
 /// `Error::Manifest` when a project that is not trusted would widen rights.
 pub fn lay_over(layers: &[Layer]) -> Result<Manifest> {
-    let mut manifest = Manifest::default();
+    let (mut whole, mut sources) = (json!(Manifest::default()), Sources::new());
+    let mut deny: Vec<String> = Vec::new();
     for layer in layers {
         if layer.source == Source::Project {
-            layer.check_project(&manifest)?;
+            layer.check_project(&whole)?;
         }
-        let mut whole = json!(manifest);
-        let Manifest { tools: ToolSettings { mut deny }, mut sources, .. } = manifest;
         lay_value(&mut whole, &Value::Object(layer.given.clone()));
-        manifest = serde_json::from_value(whole).map_err(|error| wrong(&layer.place, &error, None))?;
-        for (key, place) in &layer.sources {
-            let before = sources.insert(key.clone(), place.clone()).filter(|_| key == "tools.deny");
-            if let (Some(before), Some(both)) = (before, sources.get_mut(key)) {
-                *both = format!("{before}, {both}");
+        for tool in layer.denied_tools() {
+            if !deny.contains(&tool) {
+                deny.push(tool);
             }
         }
-        deny.extend(
-            manifest.tools.deny.iter().filter(|tool| !deny.contains(tool)).cloned().collect::<Vec<_>>(),
-        );
-        manifest.tools.deny = deny;
-        manifest.sources = sources;
+        for (key, place) in &layer.sources {
+            let before = sources.get(key).filter(|_| key == "tools.deny");
+            let before = before.map(|before| format!("{before}, ")).unwrap_or_default();
+            sources.insert(key.clone(), before + place);
+        }
     }
-    Ok(manifest)
+    let manifest: Manifest =
+        serde_json::from_value(whole).map_err(|error| wrong("as laid over", &error, None))?;
+    Ok(Manifest { tools: ToolSettings { deny }, sources, ..manifest })
 }
 
 fn lay_value(below: &mut Value, above: &Value) {
@@ -371,35 +347,25 @@ fn lay_value(below: &mut Value, above: &Value) {
 
 /// Paths in a manifest are relative to the file they stand in, and must mean the same to a child elsewhere.
 fn make_absolute(given: &mut Map<String, Value>, base: &Path) {
-    let absolute = |value: &mut Value| {
-        if let Some(text) = value.as_str().filter(|text| !text.is_empty()) {
-            *value = Value::from(base.join(text).to_string_lossy());
+    for (key, value) in flatten_mut(given) {
+        let (is_program, is_instruction) = (PROGRAMS.contains(&key.as_str()), key == "instruction");
+        if !is_program && !PATHS.contains(&key.as_str()) {
+            continue;
         }
-    };
-    let provider = given.get_mut("provider").and_then(Value::as_object_mut);
-    for (_, value) in
-        provider.into_iter().flatten().filter(|(key, _)| *key == "file" || *key == "api_key_file")
-    {
-        absolute(value);
-    }
-    // A program without a slash is looked for on PATH. What no file says stays as it was said.
-    let command = given.get_mut("provider").and_then(|provider| provider.get_mut("command"));
-    let program = |list: &mut Value| {
-        list.get_mut(0)
-            .filter(|word| base != Path::new("/") && word.as_str().is_some_and(|word| word.contains('/')))
-            .map(absolute)
-    };
-    command.and_then(program);
-    given.get_mut("pod_command").and_then(program);
-    let all_absolute = |list: Option<&mut Value>| {
-        list.and_then(Value::as_array_mut).into_iter().flatten().for_each(absolute);
-    };
-    all_absolute(given.get_mut("shell").and_then(|shell| shell.get_mut("writable")));
-    all_absolute(given.get_mut("trusted_projects"));
-    all_absolute(given.get_mut("scope"));
-    if let Some(value) = given.get_mut("instruction") {
-        if value.as_str().is_some_and(|text| !text.starts_with('$')) {
-            absolute(value);
+        // A program without a slash is looked for on PATH. What no file says stays as it was said.
+        let is_path = |text: &str| match text {
+            "" => false,
+            word if is_program => base != Path::new("/") && word.contains('/'),
+            name => !is_instruction || !name.starts_with('$'),
+        };
+        let count = if is_program { 1 } else { usize::MAX };
+        let is_list = value.is_array();
+        let texts =
+            if is_list { value.as_array_mut().map(Vec::as_mut_slice) } else { Some(slice::from_mut(value)) };
+        for text in texts.into_iter().flatten().take(count) {
+            if let Some(path) = text.as_str().filter(|text| is_path(text)) {
+                *text = Value::from(base.join(path).to_string_lossy());
+            }
         }
     }
 }
@@ -416,6 +382,20 @@ pub fn flatten(given: &Map<String, Value>) -> impl Iterator<Item = (String, &Val
         Some(inner) => inner.iter().map(|(name, value)| (format!("{key}.{name}"), value)).collect(),
         None => vec![(key.clone(), value)],
     })
+}
+
+fn flatten_mut(given: &mut Map<String, Value>) -> impl Iterator<Item = (String, &mut Value)> {
+    given.iter_mut().flat_map(|(key, value)| {
+        if !value.is_object() {
+            return vec![(key.clone(), value)];
+        }
+        let inner = value.as_object_mut().into_iter().flatten();
+        inner.map(|(name, value)| (format!("{key}.{name}"), value)).collect()
+    })
+}
+
+fn not_valid(place: &str, at: &str, reason: &str) -> Error {
+    Error::Manifest(harmless_line(&format!("manifest \"{place}\"{at} is not valid: {reason}")))
 }
 
 /// A sentence with file, line and key. The key is the first whose value alone is refused in the same way.
@@ -441,7 +421,7 @@ fn wrong(place: &str, error: &serde_json::Error, given: Option<&Map<String, Valu
     }
     let text = if text.ends_with("expected ") { text + "an object" } else { text };
     let line = if error.line() > 0 { format!(", line {}", error.line()) } else { String::new() };
-    Error::Manifest(harmless_line(&format!("manifest \"{place}\"{line}{key} is not valid: {text}")))
+    not_valid(place, &(line + &key), &text)
 }
 
 /// The manifest files that count for a pod in `directory`, the lowest first, whether they exist or not: the user's,
