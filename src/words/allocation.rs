@@ -4,7 +4,7 @@
 //! checked against a model. Whether a pod lives is asked through a closure.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -175,23 +175,14 @@ impl AllocationTable {
 
     /// The complete text of the file: one line for each pod, for people who look into it.
     pub fn to_text(&self) -> String {
+        fn json(value: &impl Serialize) -> String {
+            serde_json::to_string(value).unwrap_or_default() // strings, numbers and lists cannot fail
+        }
         let AllocationTable { version, allocations, extra } = self;
-        // Strings, numbers and lists cannot fail to serialize.
-        let line = |value: &dyn Fn() -> serde_json::Result<String>| value().unwrap_or_default();
-        let mut text = format!("{{ \"version\": {version}, ");
-        for (key, value) in extra {
-            text.push_str(&line(&|| serde_json::to_string(key)));
-            text.push_str(": ");
-            text.push_str(&line(&|| serde_json::to_string(value)));
-            text.push_str(", ");
-        }
-        text.push_str("\"allocations\": [");
-        for (at, allocation) in allocations.iter().enumerate() {
-            text.push_str(if at == 0 { "\n" } else { ",\n" });
-            text.push_str(&line(&|| serde_json::to_string(allocation)));
-        }
-        text.push_str("\n] }\n");
-        text
+        let extra: String = extra.iter().map(|(key, value)| format!("{}: {value}, ", json(key))).collect();
+        let begin = if allocations.is_empty() { "" } else { "\n" };
+        let lines = allocations.iter().map(json).collect::<Vec<_>>().join(",\n");
+        format!("{{ \"version\": {version}, {extra}\"allocations\": [{begin}{lines}\n] }}\n")
     }
 
     /// Makes a valid table of entries found one by one, for `scope repair`: see `words::rebuild`.
@@ -199,13 +190,11 @@ impl AllocationTable {
     /// # Errors
     /// Every contradiction between the entries, such as two writers of one path, one sentence each.
     pub fn rebuild(allocations: Vec<Allocation>) -> Result<AllocationTable, Vec<String>> {
-        let mut allocations = rebuild::without_adopted_reservations(allocations);
-        rebuild::infer_spawners(&mut allocations);
-        let contradictions = rebuild::contradictions(&allocations);
+        let table = AllocationTable::unchecked(allocations);
+        let contradictions = rebuild::contradictions(&table.allocations);
         if !contradictions.is_empty() {
             return Err(contradictions);
         }
-        let table = AllocationTable { allocations, ..AllocationTable::default() };
         table.validate().map_err(|error| vec![error.to_string()])?;
         Ok(table)
     }
@@ -279,16 +268,9 @@ impl AllocationTable {
 
     /// The pods above `pod_id`, its spawner first.
     pub fn ancestors(&self, pod_id: &PodId) -> Vec<&Allocation> {
-        let mut found = Vec::new();
-        let mut current = self.get(pod_id);
-        while let Some(above) = current.and_then(|a| a.delegated_from.as_ref()).and_then(|id| self.get(id)) {
-            if found.len() == self.allocations.len() {
-                break; // as above
-            }
-            found.push(above);
-            current = Some(above);
-        }
-        found
+        let above = |a: &&Allocation| a.delegated_from.as_ref().and_then(|id| self.get(id));
+        let line = std::iter::successors(self.get(pod_id), above).skip(1);
+        line.take(self.allocations.len()).collect() // as above
     }
 
     /// What a pod may do now: its own rules minus what its children hold. `None` without an entry.
@@ -319,14 +301,8 @@ impl AllocationTable {
 
     /// The first unused pod_id for this name.
     pub fn free_id(&self, name: &PodName) -> PodId {
-        let mut n = 1;
-        loop {
-            let candidate = PodId::candidate(name, n);
-            if self.get(&candidate).is_none() {
-                return candidate;
-            }
-            n += 1;
-        }
+        let mut candidates = (1..).map(|n| PodId::candidate(name, n));
+        candidates.find(|id| self.get(id).is_none()).expect("a finite table leaves a number free")
     }
 
     /// Adds a root pod.
@@ -339,10 +315,8 @@ impl AllocationTable {
         if allocation.delegated_from.is_some() {
             return Err(Refusal::Entry(format!("pod \"{}\" is no root pod", allocation.pod_id)));
         }
-        for wanted in allocation.write_rules() {
-            if let Some(refusal) = self.conflict(wanted, None) {
-                return Err(refusal);
-            }
+        if let Some(refusal) = allocation.write_rules().find_map(|wanted| self.conflict(wanted, &[])) {
+            return Err(refusal);
         }
         self.allocations.push(allocation);
         Ok(())
@@ -367,21 +341,12 @@ impl AllocationTable {
             let what = format!("pod \"{spawner}\" has as many running pods as it may");
             return Err(Refusal::Limit { what, limit: limits.pods_per_spawner, setting: "pods_per_spawner" });
         }
-        for wanted in &allocation.scope_allow {
-            match effective.judge_loan(wanted) {
-                Verdict::Allowed => {}
-                Verdict::Lent(loan) => return Err(self.held_by(wanted, &loan.holder, &loan.rule)),
-                Verdict::Outside => {
-                    let line: Vec<PodId> = self
-                        .ancestors(&spawner)
-                        .iter()
-                        .map(|a| a.pod_id.clone())
-                        .chain([spawner.clone()])
-                        .collect();
-                    let held = wanted.writes().then(|| self.conflict(wanted, Some(&line))).flatten();
-                    return Err(held.unwrap_or(Refusal::NotMine { wanted: wanted.clone(), spawner }));
-                }
-            }
+        let is_refused = |wanted: &&Rule| effective.judge_loan(wanted) != Verdict::Allowed;
+        if let Some(wanted) = allocation.scope_allow.iter().find(is_refused) {
+            let above = self.ancestors(&spawner).into_iter().map(|a| a.pod_id.clone());
+            let line: Vec<PodId> = above.chain([spawner.clone()]).collect();
+            let held = self.conflict(wanted, &line).filter(|_| wanted.writes());
+            return Err(held.unwrap_or(Refusal::NotMine { wanted: wanted.clone(), spawner }));
         }
         self.allocations.push(allocation);
         Ok(())
@@ -430,7 +395,7 @@ impl AllocationTable {
             let family: Vec<PodId> = below.chain(children.iter().cloned()).collect();
             let (mut kept, mut lost) = (Vec::new(), Vec::new());
             for rule in &entry.scope_allow {
-                match self.conflict(rule, Some(&family)).filter(|_| rule.writes()) {
+                match self.conflict(rule, &family).filter(|_| rule.writes()) {
                     Some(refusal) => lost.push(refusal),
                     None => kept.push(rule.clone()),
                 }
@@ -488,18 +453,16 @@ impl AllocationTable {
                 "a scope has at most {MAX_RULES} rules; name directories further up"
             )));
         }
-        let writes: Vec<&Rule> = allocation.write_rules().collect();
-        for (at, rule) in writes.iter().enumerate() {
-            if writes.iter().skip(at + 1).any(|other| other == rule) {
-                return Err(Refusal::Entry(format!("scope rule \"{rule}\" is given twice")));
-            }
+        let mut seen = BTreeSet::new();
+        if let Some(rule) = allocation.write_rules().find(|rule| !seen.insert(*rule)) {
+            return Err(Refusal::Entry(format!("scope rule \"{rule}\" is given twice")));
         }
         Ok(())
     }
 
     /// The innermost pod that holds a path of `wanted`, the pods of `line` excepted.
-    fn conflict(&self, wanted: &Rule, line: Option<&[PodId]>) -> Option<Refusal> {
-        let others = self.allocations.iter().filter(|a| !line.is_some_and(|line| line.contains(&a.pod_id)));
+    fn conflict(&self, wanted: &Rule, line: &[PodId]) -> Option<Refusal> {
+        let others = self.allocations.iter().filter(|a| !line.contains(&a.pod_id));
         let held = others.flat_map(|a| a.write_rules().map(move |rule| (a, rule)));
         let (holder, rule) = held
             .filter(|(_, rule)| rule.overlaps(wanted))
@@ -510,18 +473,6 @@ impl AllocationTable {
             pid: holder.pid,
             rule: rule.clone(),
         })
-    }
-
-    fn held_by(&self, wanted: &Rule, holder: &PodId, rule: &Rule) -> Refusal {
-        match self.get(holder) {
-            Some(entry) => Refusal::Held {
-                wanted: wanted.clone(),
-                holder: holder.clone(),
-                pid: entry.pid,
-                rule: rule.clone(),
-            },
-            None => Refusal::Entry(format!("pod \"{holder}\" has no entry")),
-        }
     }
 }
 

@@ -110,19 +110,12 @@ pub fn cut_middle(text: &str, bytes_max: usize, where_to_find: &str) -> String {
     format!("{head}\n[... {} bytes left out; {where_to_find} ...]\n{tail}", tail_start - head_end)
 }
 
-fn floor_boundary(text: &str, mut at: usize) -> usize {
-    at = at.min(text.len());
-    while !text.is_char_boundary(at) {
-        at -= 1;
-    }
-    at
+fn floor_boundary(text: &str, at: usize) -> usize {
+    (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
 
-fn ceil_boundary(text: &str, mut at: usize) -> usize {
-    while at < text.len() && !text.is_char_boundary(at) {
-        at += 1;
-    }
-    at
+fn ceil_boundary(text: &str, at: usize) -> usize {
+    (at..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len())
 }
 
 /// Shows a name of any bytes: printable UTF-8 as it is, everything else as `\xNN`, and so the backslash of what
