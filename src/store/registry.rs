@@ -4,7 +4,7 @@
 //! map is never locked while the disk is written.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -120,10 +120,6 @@ impl Registry {
         Ok(Registry { directory, memory, ended, written })
     }
 
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        lock(&self.memory)
-    }
-
     /// Adds a pod, or replaces what was known of that pod_id. One that has ended already does not come back,
     /// however old the table is in which somebody saw it.
     ///
@@ -167,34 +163,34 @@ impl Registry {
 
     /// The living pod of this id.
     pub fn get(&self, pod_id: &PodId) -> Option<PodRecord> {
-        self.memory().content.pods.iter().find(|known| known.pod_id == *pod_id).cloned()
+        lock(&self.memory).content.pods.iter().find(|known| known.pod_id == *pod_id).cloned()
     }
 
     /// The pod of this life, unless its end was spoken of.
     pub fn by_life(&self, life: &Life) -> Option<PodRecord> {
-        self.memory().unspoken().find(|known| known.life == *life).cloned()
+        lock(&self.memory).unspoken().find(|known| known.life == *life).cloned()
     }
 
     /// The newest ended pod of this id.
     pub fn get_ended(&self, pod_id: &PodId) -> Option<PodRecord> {
-        self.memory().content.ended.iter().rev().find(|known| known.pod_id == *pod_id).cloned()
+        lock(&self.memory).content.ended.iter().rev().find(|known| known.pod_id == *pod_id).cloned()
     }
 
     /// All living pods.
     pub fn pods(&self) -> Vec<PodRecord> {
-        self.memory().content.pods.clone()
+        lock(&self.memory).content.pods.clone()
     }
 
     /// Waits until the end of the pod of this life was spoken of; `false` when `limit` passes before.
     #[must_use]
     pub fn wait_ended(&self, life: &Life, limit: Duration) -> bool {
         let lives = |memory: &mut Memory| memory.unspoken().any(|known| known.life == *life);
-        wait_while(&self.ended, self.memory(), limit, lives)
+        wait_while(&self.ended, lock(&self.memory), limit, lives)
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Memory) -> T) -> Result<T> {
         let (value, content, number) = {
-            let mut memory = self.memory();
+            let mut memory = lock(&self.memory);
             let value = change(&mut memory);
             memory.changes += 1;
             (value, memory.content.clone(), memory.changes)

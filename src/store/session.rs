@@ -7,7 +7,7 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
@@ -201,10 +201,6 @@ impl Session {
         self.directory.join(RESULTS)
     }
 
-    fn log(&self) -> MutexGuard<'_, Log> {
-        lock(&self.log)
-    }
-
     /// Appends an item and returns it as logged. It is on its way to the disk when this returns, so a killed
     /// process does not lose it; a half-written line is rolled back.
     ///
@@ -218,7 +214,7 @@ impl Session {
         if line.len() as u64 >= ITEM_BYTES_MAX {
             return Err(Error::told(format!("an item of {} bytes is more than a history takes", line.len())));
         }
-        let mut log = self.log();
+        let mut log = lock(&self.log);
         let begin = log.end();
         append_whole(&log.file, begin, &line).map_err(Error::on("append to history in", &self.directory))?;
         log.offsets.push(begin + line.len() as u64);
@@ -228,7 +224,7 @@ impl Session {
 
     /// How many items there are.
     pub fn len(&self) -> u64 {
-        self.log().count()
+        lock(&self.log).count()
     }
 
     /// Whether there is no item.
@@ -238,12 +234,12 @@ impl Session {
 
     /// One thing that the items say about the pod, without a copy of the rest.
     pub fn ask<T>(&self, question: impl FnOnce(&Summary) -> T) -> T {
-        question(&self.log().summary)
+        question(&lock(&self.log).summary)
     }
 
     /// What the items say about the pod.
     pub fn summary(&self) -> Summary {
-        self.log().summary.clone()
+        lock(&self.log).summary.clone()
     }
 
     /// The items from number `since` on, at least one and about `MAX_PAGE_BYTES` at most.
@@ -252,7 +248,7 @@ impl Session {
     /// When the file cannot be read.
     pub fn page(&self, since: u64) -> Result<Page> {
         let failed = Error::on("read history in", &self.directory);
-        let log = self.log();
+        let log = lock(&self.log);
         let count = log.count();
         let since = since.min(count);
         let first = usize::try_from(since).unwrap_or(usize::MAX);
@@ -295,7 +291,7 @@ impl Session {
     /// When the file cannot be read.
     pub fn output(&self, since: Option<u64>) -> Result<(String, u64, bool)> {
         let Some(since) = since else {
-            let log = self.log();
+            let log = lock(&self.log);
             return Ok((log.summary.last_response.clone(), log.count(), false));
         };
         let page = self.page(since)?;

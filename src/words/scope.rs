@@ -186,10 +186,7 @@ impl EffectiveScope {
         if !self.allow.iter().any(|rule| rule.writes() && rule.covers(path)) {
             return Verdict::Outside;
         }
-        match self.lent.iter().find(|loan| loan.rule.covers(path)) {
-            Some(loan) => Verdict::Lent(loan.clone()),
-            None => Verdict::Allowed,
-        }
+        self.unless_lent(|lent| lent.covers(path))
     }
 
     /// Whether `path` may be read. Reading what was lent stays allowed.
@@ -206,10 +203,12 @@ impl EffectiveScope {
         if !rule.writes() {
             return Verdict::Allowed;
         }
-        match self.lent.iter().find(|loan| loan.rule.overlaps(rule)) {
-            Some(loan) => Verdict::Lent(loan.clone()),
-            None => Verdict::Allowed,
-        }
+        self.unless_lent(|lent| lent.overlaps(rule))
+    }
+
+    fn unless_lent(&self, meets: impl Fn(&Rule) -> bool) -> Verdict {
+        let loan = self.lent.iter().find(|loan| meets(&loan.rule));
+        loan.cloned().map_or(Verdict::Allowed, Verdict::Lent)
     }
 
     /// Whether the pod may read everything, so that a shell that reads everywhere gives it nothing new.
@@ -234,10 +233,8 @@ pub fn is_normal(path: &str) -> bool {
 
 /// Whether `path` is `directory` or lies below it, by components; both in normal form.
 pub fn is_within(path: &str, directory: &str) -> bool {
-    match path.strip_prefix(directory) {
-        Some(rest) => rest.is_empty() || rest.starts_with('/') || directory == "/",
-        None => false,
-    }
+    let rest = path.strip_prefix(directory);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || directory == "/")
 }
 
 /// The directory that holds `path`, `None` for the root itself.
