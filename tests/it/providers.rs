@@ -415,9 +415,9 @@ fn connections_that_fail_are_told_in_a_sentence() {
         "answers with a web page",
     );
     check(
-        &answer_once(&["HTTP/1.1 429 Slow\r\nRetry-After: Fri, 01 Jan 2100 00:00:00 GMT\r\n\r\nslow"], drop),
+        &answer_once(&["HTTP/1.1 429 Slow\r\nRetry-After: 7\r\n\r\nslow"], drop),
         "Retry",
-        "slow down (HTTP 429): slow\", wait: Some(",
+        "slow down (HTTP 429): slow\", wait: Some(7s)",
     );
     check(
         &answer_once(

@@ -9,7 +9,6 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use crate::store::manifest::{ProviderSettings, may_be_secret};
-use crate::sys::clock::now_seconds;
 use crate::sys::wait::Cancel;
 use crate::wire::provider::child::Patience;
 use crate::wire::provider::curl::{Curl, Exchange, Head, Headers, check_header, find_curl};
@@ -206,7 +205,7 @@ impl Http {
         if cancel.is_set() {
             return Failure::Cancelled;
         }
-        let wait = head.retry_after.as_deref().and_then(|value| retry_after(value, now_seconds()));
+        let wait = head.retry_after.as_deref().and_then(retry_after);
         // Masked before it is cut: half a key at the end would not be found any more.
         self.judge(head.status, &mask(message_of_body(&body)), wait)
     }
