@@ -44,17 +44,8 @@ impl Cancel {
     #[must_use]
     pub fn sleep(&self, duration: Duration) -> bool {
         let deadline = Instant::now() + duration;
-        while !self.is_set() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            let mut fds = [PollFd::new(self.inner.1.as_fd(), PollFlags::POLLIN)];
-            if nix::poll::poll(&mut fds, poll_timeout(left)).is_err() {
-                std::thread::sleep(left.min(Duration::from_millis(20))); // EINTR, or no memory for poll
-            }
-        }
-        true
+        let waited = wait_readable(self.inner.1.as_fd(), None, Some(self), deadline);
+        waited.is_ok_and(|ready| ready != Ready::TimedOut)
     }
 }
 
