@@ -183,7 +183,8 @@ pub fn remove(runtime: &RuntimeDirectory, life: &Life) {
 /// # Errors
 /// When the directory is there and cannot be listed.
 pub fn all(runtime: &RuntimeDirectory) -> Result<Vec<Life>> {
-    let listed = file::open_directory_at(runtime.descriptor(), Path::new(DIRECTORY)).and_then(file::entries);
+    let listed = file::open_directory_at(runtime.descriptor(), Path::new(DIRECTORY))
+        .and_then(|directory| file::entries(directory, usize::MAX));
     match listed {
         Ok(names) => {
             Ok(names.into_iter().filter_map(|(name, _)| Life::new(name.into_string().ok()?).ok()).collect())

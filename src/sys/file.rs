@@ -11,7 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::dir::{Dir, Type};
-use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag};
+use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag};
+use nix::libc;
 use nix::sys::stat::Mode;
 use nix::sys::statfs::{FsType, fstatfs};
 
@@ -22,8 +23,7 @@ use crate::sys::{process, raw};
 /// # Errors
 /// As open(2); `ENOTDIR` or `ELOOP` when it is no directory.
 pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    Ok(nix::fcntl::open(path, flags, Mode::empty())?)
+    open_directory_at(AT_FDCWD, path)
 }
 
 /// Whether a directory itself has this name, and no link to one.
@@ -36,8 +36,7 @@ pub fn is_real_directory(path: &Path) -> bool {
 /// # Errors
 /// As open(2).
 pub fn open_place(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    Ok(nix::fcntl::open(path, flags, Mode::empty())?)
+    open(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_DIRECTORY)
 }
 
 /// Opens `name` in `directory` for reading, or reports that it is a link. Never blocks on a pipe or device.
@@ -45,8 +44,8 @@ pub fn open_place(path: &Path) -> io::Result<OwnedFd> {
 /// # Errors
 /// As openat(2); `ELOOP` for a link.
 pub fn open_at(directory: impl AsFd, name: &Path) -> io::Result<File> {
-    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    Ok(nix::fcntl::openat(directory, name, flags, Mode::empty())?.into())
+    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    Ok(open(directory, name, flags)?.into())
 }
 
 /// Opens what `path` leads to, links followed, as a place only: nothing is read or woken by it.
@@ -54,7 +53,7 @@ pub fn open_at(directory: impl AsFd, name: &Path) -> io::Result<File> {
 /// # Errors
 /// As open(2).
 pub fn open_target(path: &Path) -> io::Result<File> {
-    Ok(nix::fcntl::open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?.into())
+    Ok(open(AT_FDCWD, path, OFlag::O_PATH)?.into())
 }
 
 /// Opens the directory `name` in `directory`, no link followed, for listing or as a base.
@@ -62,8 +61,7 @@ pub fn open_target(path: &Path) -> io::Result<File> {
 /// # Errors
 /// As openat(2).
 pub fn open_directory_at(directory: impl AsFd, name: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    Ok(nix::fcntl::openat(directory, name, flags, Mode::empty())?)
+    open(directory, name, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW)
 }
 
 /// Opens `name` in `directory` as a place only: whatever it is, nothing is read, followed or woken by it.
@@ -73,8 +71,7 @@ pub fn open_directory_at(directory: impl AsFd, name: &Path) -> io::Result<OwnedF
 /// # Errors
 /// As openat(2).
 pub fn open_entry_at(directory: impl AsFd, name: &Path) -> io::Result<File> {
-    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    Ok(nix::fcntl::openat(directory, name, flags, Mode::empty())?.into())
+    Ok(open(directory, name, OFlag::O_PATH | OFlag::O_NOFOLLOW)?.into())
 }
 
 /// Opens for reading what has been opened as a place: this very file, no name is looked at.
@@ -90,8 +87,12 @@ pub fn reopen(entry: &File) -> io::Result<File> {
 /// # Errors
 /// As openat(2).
 pub fn open_parent(directory: impl AsFd) -> io::Result<OwnedFd> {
-    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    Ok(nix::fcntl::openat(directory, "..", flags, Mode::empty())?)
+    open(directory, Path::new(".."), OFlag::O_PATH | OFlag::O_DIRECTORY)
+}
+
+/// Opens what is there already, as a descriptor that no program gets which is started.
+fn open(directory: impl AsFd, name: &Path, flags: OFlag) -> io::Result<OwnedFd> {
+    Ok(nix::fcntl::openat(directory, name, flags | OFlag::O_CLOEXEC, Mode::empty())?)
 }
 
 /// Where a link points to that `open_entry_at` has opened.
@@ -110,8 +111,7 @@ pub fn link_target(link: &File) -> io::Result<PathBuf> {
 /// As openat(2); `EEXIST` when something has that name.
 pub fn create_at(directory: impl AsFd, name: &Path, mode: u32) -> io::Result<File> {
     let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let file: File = nix::fcntl::openat(directory, name, flags, Mode::from_bits_truncate(mode))?.into();
-    Ok(file)
+    Ok(nix::fcntl::openat(directory, name, flags, Mode::from_bits_truncate(mode))?.into())
 }
 
 /// Creates a directory `name` in `directory`; one that is there already is fine.
@@ -307,8 +307,16 @@ impl Stamp {
 
     /// Whether it is a regular file.
     pub fn is_file(&self) -> bool {
-        use nix::sys::stat::SFlag;
-        SFlag::from_bits_truncate(self.mode) & SFlag::S_IFMT == SFlag::S_IFREG
+        self.kind() == EntryKind::File
+    }
+
+    fn kind(&self) -> EntryKind {
+        match self.mode & libc::S_IFMT {
+            libc::S_IFDIR => EntryKind::Directory,
+            libc::S_IFREG => EntryKind::File,
+            libc::S_IFLNK => EntryKind::Link,
+            _ => EntryKind::Other,
+        }
     }
 
     /// The number of the file in its file system.
@@ -395,14 +403,8 @@ pub fn try_lock_shared(file: File) -> io::Result<Result<LockedFile, File>> {
 ///
 /// # Errors
 /// As flock(2).
-pub fn lock_shared(mut file: File) -> io::Result<LockedFile> {
-    loop {
-        match Flock::lock(file, FlockArg::LockShared) {
-            Ok(locked) => return Ok(LockedFile(Some(locked))),
-            Err((back, nix::errno::Errno::EINTR)) => file = back,
-            Err((_, errno)) => return Err(errno.into()),
-        }
-    }
+pub fn lock_shared(file: File) -> io::Result<LockedFile> {
+    try_lock(file, FlockArg::LockShared)?.map_err(|_| io::ErrorKind::WouldBlock.into())
 }
 
 fn try_lock(mut file: File, how: FlockArg) -> io::Result<Result<LockedFile, File>> {
@@ -454,7 +456,7 @@ pub fn is_kernel_view(file: impl AsFd) -> io::Result<bool> {
     Ok(VIEWS.contains(&fstatfs(file)?.filesystem_type()))
 }
 
-/// What a directory entry is, as far as the directory itself tells.
+/// What a directory entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EntryKind {
     /// A directory.
@@ -467,56 +469,41 @@ pub enum EntryKind {
     Other,
 }
 
-/// The entries of an open directory, sorted by name, `.` and `..` left out.
+/// The entries of an open directory, sorted by name, `.` and `..` left out; at most `count_max` of them, those that the
+/// directory gives first.
 ///
 /// # Errors
 /// As getdents(2).
-pub fn entries(directory: OwnedFd) -> io::Result<Vec<(OsString, EntryKind)>> {
-    first_entries(directory, usize::MAX)
-}
-
-/// As `entries`, but at most `count_max` of them, in whatever order the directory gives them first.
-///
-/// # Errors
-/// As getdents(2).
-pub fn first_entries(directory: OwnedFd, count_max: usize) -> io::Result<Vec<(OsString, EntryKind)>> {
+pub fn entries(directory: OwnedFd, count_max: usize) -> io::Result<Vec<(OsString, EntryKind)>> {
     let mut directory = Dir::from_fd(directory)?;
     let mut found = Vec::new();
-    let mut unknown = Vec::new();
     for entry in directory.iter() {
         if found.len() >= count_max {
             break;
         }
         let entry = entry?;
         let name = entry.file_name().to_bytes();
-        if matches!(name, b"." | b"..") {
-            continue;
+        if !matches!(name, b"." | b"..") {
+            found.push((OsString::from_vec(name.to_vec()), entry.file_type()));
         }
-        let kind = match entry.file_type() {
+    }
+    let with_kind = |(name, told): (OsString, Option<Type>)| {
+        let kind = match told {
             Some(Type::Directory) => EntryKind::Directory,
             Some(Type::File) => EntryKind::File,
             Some(Type::Symlink) => EntryKind::Link,
             Some(Type::Fifo | Type::Socket | Type::CharacterDevice | Type::BlockDevice) => EntryKind::Other,
+            // Not every file system says; it may be gone meanwhile.
             None => {
-                unknown.push(found.len()); // not every file system says; asked below
-                EntryKind::Other
+                let stamp = stamp_at(&directory, Path::new(&name)).ok().flatten();
+                stamp.map_or(EntryKind::Other, |stamp| stamp.kind())
             }
         };
-        found.push((OsString::from_vec(name.to_vec()), kind));
-    }
-    for index in unknown {
-        let Some((name, kind)) = found.get_mut(index) else { continue };
-        let Ok(entry) = open_entry_at(&directory, Path::new(name)) else { continue }; // gone meanwhile
-        let file_type = entry.metadata()?.file_type();
-        *kind = match () {
-            () if file_type.is_dir() => EntryKind::Directory,
-            () if file_type.is_file() => EntryKind::File,
-            () if file_type.is_symlink() => EntryKind::Link,
-            () => EntryKind::Other,
-        };
-    }
-    found.sort();
-    Ok(found)
+        (name, kind)
+    };
+    let mut entries: Vec<_> = found.into_iter().map(with_kind).collect();
+    entries.sort();
+    Ok(entries)
 }
 
 #[cfg(test)]
@@ -531,7 +518,7 @@ mod tests {
             replace_at(&directory, Path::new("t"), Path::new("f"), content.as_bytes(), 0o600).unwrap();
             assert_eq!(std::fs::read_to_string(place.path().join("f")).unwrap(), content);
         }
-        assert_eq!(entries(directory).unwrap(), vec![("f".into(), EntryKind::File)]);
+        assert_eq!(entries(directory, 9).unwrap(), vec![("f".into(), EntryKind::File)]);
     }
 
     #[test]

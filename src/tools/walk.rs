@@ -202,7 +202,7 @@ impl<'a> Walk<'a> {
             return Ok(None);
         }
         // One more than may be looked at, so that the walk notices the end of its allowance.
-        let entries = file::first_entries(directory.try_clone()?, self.entries_left + 1)?;
+        let entries = file::entries(directory.try_clone()?, self.entries_left + 1)?;
         Ok(Some((directory, real, entries)))
     }
 
