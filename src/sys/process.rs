@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid as NixPid;
 
+use crate::sys::socket::{Line, LineReader};
 use crate::sys::wait::{Cancel, Ready, wait_readable};
 
 /// A program to be started in a process group of its own.
@@ -98,13 +99,9 @@ impl Program {
     /// As execve(2): `NotFound` when there is no such program.
     pub fn start(mut self, errors: ErrorOutput) -> io::Result<Running> {
         let (output, write_end) = pipe()?;
-        let error_end = match errors {
-            ErrorOutput::WithOutput => None,
-            ErrorOutput::Separate => Some(pipe()?),
-        };
-        let (errors, stderr) = match error_end {
-            None => (None, write_end.try_clone()?),
-            Some((read, write)) => (Some(File::from(read)), write),
+        let (errors, stderr) = match errors {
+            ErrorOutput::WithOutput => (None, write_end.try_clone()?),
+            ErrorOutput::Separate => pipe().map(|(read, write)| (Some(File::from(read)), write))?,
         };
         self.command.stdout(Stdio::from(write_end)).stderr(Stdio::from(stderr));
         let mut child = self.command.spawn()?;
@@ -205,29 +202,18 @@ impl Running {
         }
     }
 
-    /// The beginning of what it has said on its separate error output (of the last 64 KiB, if it was more), at
-    /// most `bytes_max`, without waiting for more than 200 ms. Call it after its end.
+    /// The end of what it has said on its separate error output, at most `bytes_max` and 64 KiB, without waiting for
+    /// more than 200 ms. Call it after its end.
     pub fn error_text(&mut self, bytes_max: usize) -> String {
-        self.collect_errors();
-        let text = self.error_bytes.get(..bytes_max).unwrap_or(&self.error_bytes);
-        String::from_utf8_lossy(text).into_owned()
-    }
-
-    /// As `error_text`, but the end of it.
-    pub fn error_tail(&mut self, bytes_max: usize) -> String {
-        self.collect_errors();
-        let start = self.error_bytes.len().saturating_sub(bytes_max);
-        String::from_utf8_lossy(self.error_bytes.get(start..).unwrap_or_default()).into_owned()
-    }
-
-    fn collect_errors(&mut self) {
         let deadline = Instant::now() + Duration::from_millis(200);
         while let Some(errors) = &self.errors {
             match wait_readable(errors.as_fd(), None, None, deadline) {
                 Ok(Ready::Readable) => self.read_errors(),
-                Ok(Ready::OtherReadable | Ready::Cancelled | Ready::TimedOut) | Err(_) => return,
+                Ok(Ready::OtherReadable | Ready::Cancelled | Ready::TimedOut) | Err(_) => break,
             }
         }
+        let start = self.error_bytes.len().saturating_sub(bytes_max);
+        String::from_utf8_lossy(self.error_bytes.get(start..).unwrap_or_default()).into_owned()
     }
 
     /// Reads one piece of the error output, which must be ready; closes it at its end.
@@ -237,9 +223,7 @@ impl Running {
             Ok(0) | Err(_) => self.errors = None,
             Ok(count) => {
                 self.error_bytes.extend_from_slice(buffer.get(..count).unwrap_or_default());
-                if self.error_bytes.len() > 2 * ERROR_BYTES_KEPT {
-                    self.error_bytes.drain(..self.error_bytes.len() - ERROR_BYTES_KEPT);
-                }
+                self.error_bytes.drain(..self.error_bytes.len().saturating_sub(ERROR_BYTES_KEPT));
             }
         }
     }
@@ -396,55 +380,36 @@ pub fn redirect_errors(file: &File) -> io::Result<()> {
     Ok(nix::unistd::dup2_stderr(file)?)
 }
 
-/// Starts this same program again in the background: standard input and errors as ours, output into a pipe.
+/// Starts this same program again in the background: standard input and errors as ours, output for us to read.
 ///
 /// The new process is a child until this one ends, then a child of process 1; it leaves the session itself.
 ///
 /// # Errors
 /// As execve(2).
 pub fn start_self(args: &[OsString]) -> io::Result<DetachedSelf> {
-    let (output, write_end) = pipe()?;
-    let program = own_program().unwrap_or_else(|| OWN_IMAGE.into());
-    Ok(DetachedSelf { child: spawn_self(&program, args, write_end)?, output: File::from(output) })
+    let (output, write_end) = LineReader::pair()?;
+    #[allow(clippy::disallowed_methods, reason = "the one place that starts processes")]
+    let mut command = Command::new(own_program().unwrap_or_else(|| OWN_IMAGE.into()));
+    let name = std::env::args_os().next().unwrap_or_else(|| "pod".into());
+    let child = command.arg0(name).args(args).stdout(Stdio::from(write_end)).spawn()?;
+    Ok(DetachedSelf { child, output })
 }
 
 /// This very program, also after its file was replaced or hidden. Source: proc_pid_exe(5).
 const OWN_IMAGE: &str = "/proc/self/exe";
 
-fn spawn_self(program: &Path, args: &[OsString], output: OwnedFd) -> io::Result<Child> {
-    #[allow(clippy::disallowed_methods, reason = "the one place that starts processes")]
-    let mut command = Command::new(program);
-    let name = std::env::args_os().next().unwrap_or_else(|| "pod".into());
-    command.arg0(name).args(args).stdout(Stdio::from(output)).spawn()
-}
-
 /// A background copy of this program that has not said yet whether it is ready.
 #[derive(Debug)]
 pub struct DetachedSelf {
     child: Child,
-    output: File,
+    output: LineReader,
 }
 
 impl DetachedSelf {
     /// Its first line of output, without the newline; `None` when it ended or the deadline passed before.
     pub fn first_line(&mut self, bytes_max: usize, deadline: Instant) -> Option<String> {
-        let mut line = Vec::new();
-        let mut buffer = [0; 4096];
-        while line.len() < bytes_max {
-            if wait_readable(self.output.as_fd(), None, None, deadline).ok()? != Ready::Readable {
-                return None;
-            }
-            let count = self.output.read(&mut buffer).ok()?;
-            line.extend_from_slice(buffer.get(..count)?);
-            if let Some(end) = line.iter().position(|&byte| byte == b'\n') {
-                line.truncate(end);
-                return String::from_utf8(line).ok();
-            }
-            if count == 0 {
-                return None;
-            }
-        }
-        None
+        let Line::Complete(line) = self.output.read_line(bytes_max, deadline) else { return None };
+        String::from_utf8(line).ok()
     }
 
     /// Ends it at once and says how it ended.
@@ -522,7 +487,7 @@ mod tests {
         let mut shell = program.start(ErrorOutput::Separate).unwrap();
         assert_eq!(shell.read_to_end(1 << 20, None, soon()).unwrap().len(), 300_000);
         assert!(shell.wait(soon()).unwrap().success());
-        assert_eq!(shell.error_tail(10), "00000\nlast\n".get(1..).unwrap());
+        assert_eq!(shell.error_text(10), "00000\nlast\n".get(1..).unwrap());
     }
 
     #[test]

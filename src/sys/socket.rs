@@ -3,6 +3,7 @@
 //! Knows streams and bytes, never requests. Every step on a stream has a deadline.
 
 use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -40,7 +41,6 @@ pub fn connect(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).max(1);
     nix::sys::socket::setsockopt(&socket, SendTimeout, &TimeVal::milliseconds(millis))?;
     let address = UnixAddr::new(path)?;
-    use std::os::fd::AsRawFd;
     nix::sys::socket::connect(socket.as_raw_fd(), &address)?;
     Ok(UnixStream::from(socket))
 }
@@ -78,6 +78,15 @@ impl LineReader {
     /// Reads from this stream.
     pub fn new(stream: UnixStream) -> LineReader {
         LineReader { stream, pending: Vec::new(), scanned: 0 }
+    }
+
+    /// Reads what a program writes that gets the other end.
+    ///
+    /// # Errors
+    /// As socketpair(2).
+    pub fn pair() -> io::Result<(LineReader, OwnedFd)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        Ok((LineReader::new(ours), theirs.into()))
     }
 
     /// The next line of at most `bytes_max` bytes, newline included; the whole line is due by `deadline`, so a

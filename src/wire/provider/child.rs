@@ -114,7 +114,7 @@ impl Child {
     /// How it ended, once its output has, and the end of its error output; no status when it was killed for that.
     pub(super) fn finish(&mut self) -> (Option<ExitStatus>, String) {
         let status = self.running.wait(Instant::now() + EXIT_WAIT).ok();
-        (status, self.running.error_tail(ERROR_BYTES_MAX))
+        (status, self.running.error_text(ERROR_BYTES_MAX))
     }
 }
 
