@@ -18,26 +18,18 @@ use nix::unistd::Pid;
 use crate::sys::thread::STACK_BYTES;
 
 /// What a mount allows no more: writing.
-pub const READ_ONLY: u64 = 0x1;
+pub const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 /// What a mount allows no more: set-user-id programs.
-pub const NO_SUID: u64 = 0x2;
+pub const NO_SUID: u64 = libc::MOUNT_ATTR_NOSUID;
 /// What a mount allows no more: device files.
-pub const NO_DEVICES: u64 = 0x4;
-
-#[repr(C)]
-struct MountAttributes {
-    set: u64,
-    clear: u64,
-    propagation: u64,
-    user_namespace: u64,
-}
+pub const NO_DEVICES: u64 = libc::MOUNT_ATTR_NODEV;
 
 /// Sets and clears attributes of the mount whose root is open, with every mount below it if `recursive`.
 ///
 /// # Errors
 /// As mount_setattr(2): `EINVAL` when it is no root of a mount, `EPERM` for attributes that are locked.
 pub fn set_mount(root: impl AsFd, recursive: bool, set: u64, clear: u64) -> io::Result<()> {
-    let attributes = MountAttributes { set, clear, propagation: 0, user_namespace: 0 };
+    let attributes = libc::mount_attr { attr_set: set, attr_clr: clear, propagation: 0, userns_fd: 0 };
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the path is an empty C string, the structure has the size that is passed, and both outlive the call,
     // which writes to neither.
@@ -48,19 +40,18 @@ pub fn set_mount(root: impl AsFd, recursive: bool, set: u64, clear: u64) -> io::
             c"".as_ptr(),
             flags,
             &raw const attributes,
-            size_of::<MountAttributes>(),
+            size_of::<libc::mount_attr>(),
         )
     };
     checked(result).map(drop)
 }
-
-const OPEN_TREE_CLONE: c_int = 1;
 
 /// A copy of what is open and of all mounts below it, mounted nowhere yet.
 ///
 /// # Errors
 /// As open_tree(2).
 pub fn copy_mount(place: impl AsFd) -> io::Result<OwnedFd> {
+    const OPEN_TREE_CLONE: c_int = 1;
     let flags = OPEN_TREE_CLONE | libc::O_CLOEXEC | libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
     // SAFETY: the path is an empty C string that is not written to.
     let result = unsafe { syscall(libc::SYS_open_tree, place.as_fd().as_raw_fd(), c"".as_ptr(), flags) };
@@ -97,13 +88,13 @@ pub fn keep_heap_small() {
 /// # Errors
 /// As renameat2(2): `EEXIST` when something has that name, `EINVAL` where the file system cannot do it.
 pub fn rename_new(directory: impl AsFd, from: &Path, to: &Path) -> io::Result<()> {
-    const NO_REPLACE: c_int = 1;
     let directory = directory.as_fd().as_raw_fd();
     let [from, to] = [from, to].map(|name| CString::new(name.as_os_str().as_bytes()));
     let (from, to) = (from?, to?);
     // SAFETY: both names are C strings that outlive the call, which does not write to them.
-    let result =
-        unsafe { syscall(libc::SYS_renameat2, directory, from.as_ptr(), directory, to.as_ptr(), NO_REPLACE) };
+    let result = unsafe {
+        syscall(libc::SYS_renameat2, directory, from.as_ptr(), directory, to.as_ptr(), libc::RENAME_NOREPLACE)
+    };
     checked(result).map(drop)
 }
 
