@@ -7,13 +7,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use crate::sys::socket::{self, Line, LineReader};
 use crate::words::error::{Error, Result};
 use crate::words::identity::Life;
-use crate::words::limits::WIRE_TIMEOUT;
-use crate::words::protocol::{Method, Reply, Request, Sender, StreamEvent, SubscribeReply, to_line};
+use crate::words::limits::{MAX_LINE_BYTES, WIRE_TIMEOUT};
+use crate::words::protocol::{Method, Reply, Request, Sender, StreamEvent, SubscribeReply, to_line, too_large};
 
 /// The longest reply or event line that is read: a page, or one huge item.
 const REPLY_BYTES_MAX: usize = 64 << 20;
@@ -50,11 +49,7 @@ pub fn ask_within<T: DeserializeOwned>(
     method: Method,
     limit: Duration,
 ) -> Result<T> {
-    let name = method.name();
-    let (mut lines, deadline) = send(address, from, method, limit)?;
-    let reply = read_reply(address, &mut lines, deadline)?;
-    serde_json::from_value(reply)
-        .map_err(|error| unreachable(address, format!("its answer to {name} is not valid: {error}")))
+    exchange(address, from, method, limit).map(|(answer, _)| answer)
 }
 
 /// A running stream of events.
@@ -82,10 +77,7 @@ pub enum Next {
 /// # Errors
 /// As `ask`.
 pub fn subscribe(address: &Address, since: Option<u64>) -> Result<Subscription> {
-    let (mut lines, deadline) = send(address, None, Method::Subscribe { since }, WIRE_TIMEOUT)?;
-    let reply = read_reply(address, &mut lines, deadline)?;
-    let opened = serde_json::from_value(reply)
-        .map_err(|error| unreachable(address, format!("its answer to subscribe is not valid: {error}")))?;
+    let (opened, lines) = exchange(address, None, Method::Subscribe { since }, WIRE_TIMEOUT)?;
     Ok(Subscription { address: address.clone(), lines, opened })
 }
 
@@ -108,40 +100,38 @@ impl Subscription {
     }
 }
 
-fn send(
+/// Asks, and gives the answer with the connection, on which more may come.
+fn exchange<T: DeserializeOwned>(
     address: &Address,
     from: Asker<'_>,
     method: Method,
     limit: Duration,
-) -> Result<(LineReader, Instant)> {
+) -> Result<(T, LineReader)> {
     let deadline = Instant::now() + limit;
-    let request = Request { method, from: from.cloned(), to: address.life.clone() };
-    let line = to_line(&request);
-    if line.len() > crate::words::limits::MAX_LINE_BYTES {
-        return Err(Error::Peer(crate::words::protocol::too_large()));
+    let name = method.name();
+    let line = to_line(&Request { method, from: from.cloned(), to: address.life.clone() });
+    if line.len() > MAX_LINE_BYTES {
+        return Err(Error::Peer(too_large()));
     }
     let mut stream = socket::connect(&address.socket, limit)
         .map_err(|error| unreachable(address, connect_reason(&error)))?;
     socket::write_by(&mut stream, line.as_bytes(), deadline)
         .map_err(|error| unreachable(address, format!("it does not read ({error})")))?;
-    Ok((LineReader::new(stream), deadline))
-}
-
-fn read_reply(address: &Address, lines: &mut LineReader, deadline: Instant) -> Result<Value> {
-    match lines.read_line(REPLY_BYTES_MAX, deadline) {
+    let mut lines = LineReader::new(stream);
+    let reason = match lines.read_line(REPLY_BYTES_MAX, deadline) {
         Line::Complete(line) => match serde_json::from_slice(&line) {
-            Ok(Reply::Ok(value)) => Ok(value),
-            Ok(Reply::Error(error)) => Err(Error::Peer(error)),
-            Err(error) => Err(unreachable(address, format!("its answer is not valid: {error}"))),
+            Ok(Reply::Error(error)) => return Err(Error::Peer(error)),
+            Ok(Reply::Ok(value)) => match serde_json::from_value(value) {
+                Ok(answer) => return Ok((answer, lines)),
+                Err(error) => format!("its answer to {name} is not valid: {error}"),
+            },
+            Err(error) => format!("its answer is not valid: {error}"),
         },
-        Line::TimedOut => {
-            Err(unreachable(address, "it gave no answer in time; it may be stopped or hang".into()))
-        }
-        Line::Closed => {
-            Err(unreachable(address, "it closed the connection without an answer; it may have ended".into()))
-        }
-        Line::TooLong => Err(unreachable(address, "its answer has no end".into())),
-    }
+        Line::TimedOut => "it gave no answer in time; it may be stopped or hang".into(),
+        Line::Closed => "it closed the connection without an answer; it may have ended".into(),
+        Line::TooLong => "its answer has no end".into(),
+    };
+    Err(unreachable(address, reason))
 }
 
 fn connect_reason(error: &std::io::Error) -> String {
