@@ -30,7 +30,8 @@ use crate::sys::{clock, process, socket, thread};
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, Mailbox};
 use crate::tools::{shell, toolbox};
-use crate::wire::events::{Callback, EventSender};
+use crate::wire::client::Address;
+use crate::wire::events::EventSender;
 use crate::wire::launch::Ready;
 use crate::wire::provider::{Provider, ProviderPlace};
 use crate::wire::sandbox::Sandbox;
@@ -310,10 +311,11 @@ impl Registered {
             resolved.sources.insert("scope".into(), given_by(&options).into());
         }
         manifest::save(state_dir, &resolved)?;
-        let callback = options
-            .callback
-            .clone()
-            .map(|socket| Callback { socket, life: spawner.as_ref().map(|spawner| spawner.life.clone()) });
+        let callback = options.callback.clone().map(|socket| Address {
+            pod: "spawner".into(),
+            socket,
+            life: spawner.as_ref().map(|spawner| spawner.life.clone()),
+        });
         let (mailbox, events): (Mailbox, Receiver<Event>) = Mailbox::new();
         let instruction = introduce(&instruction, &entry, &directory, spawner.as_ref());
         let first_request_within = options.adopt.as_ref().map(|_| manifest.limits.launch());

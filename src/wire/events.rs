@@ -12,19 +12,8 @@ use crate::store::scope_lock::ScopeLock;
 use crate::sys::thread;
 use crate::wire::client::{self, Address};
 use crate::words::allocation::Allocation;
-use crate::words::error::{Error, Result};
-use crate::words::identity::Life;
 use crate::words::limits::{MAX_EVENTS_IN_FLIGHT, WIRE_TIMEOUT};
 use crate::words::protocol::{Done, Method, PodEvent, Sender};
-
-/// Where reports go: the spawner's socket and life at the time of the spawn.
-#[derive(Debug, Clone)]
-pub struct Callback {
-    /// The socket.
-    pub socket: PathBuf,
-    /// The life that is meant, where the lock named it.
-    pub life: Option<Life>,
-}
 
 /// Sends the reports of one pod.
 #[derive(Debug, Clone)]
@@ -35,7 +24,8 @@ pub struct EventSender {
 #[derive(Debug)]
 struct Inner {
     own: Sender,
-    callback: Option<Callback>,
+    /// The spawner's socket, and its life at the time of the spawn, where the lock named it.
+    callback: Option<Address>,
     lock: ScopeLock,
     // A channel will not do: the end waits until the count is zero, whoever sends last.
     in_flight: Mutex<usize>,
@@ -44,7 +34,7 @@ struct Inner {
 
 impl EventSender {
     /// Reports as `own` to `callback`; without one nothing is ever sent.
-    pub fn new(own: Sender, callback: Option<Callback>, lock: ScopeLock) -> EventSender {
+    pub fn new(own: Sender, callback: Option<Address>, lock: ScopeLock) -> EventSender {
         let inner = Inner { own, callback, lock, in_flight: Mutex::new(0), landed: Condvar::new() };
         EventSender { inner: Arc::new(inner) }
     }
@@ -67,7 +57,7 @@ impl EventSender {
         }
         let sender = self.clone();
         let run = move || {
-            sender.deliver(event, || WIRE_TIMEOUT, |sender| sender.living_ancestor_now());
+            sender.deliver(&event, || WIRE_TIMEOUT, || sender.ancestors());
             sender.land();
         };
         if let Err(error) = thread::detach("report", run) {
@@ -83,7 +73,7 @@ impl EventSender {
     pub fn send_inline(&self, event: PodEvent, limit: Duration, above: &[Allocation]) {
         let deadline = Instant::now() + limit;
         let left = || deadline.saturating_duration_since(Instant::now());
-        self.deliver(event, left, |sender| sender.nearest_living(above));
+        self.deliver(&event, left, || above.to_vec());
     }
 
     /// How many reports are on their way.
@@ -109,42 +99,31 @@ impl EventSender {
 
     fn deliver(
         &self,
-        event: PodEvent,
+        event: &PodEvent,
         limit: impl Fn() -> Duration,
-        ancestor: impl FnOnce(&EventSender) -> Option<Address>,
+        above: impl FnOnce() -> Vec<Allocation>,
     ) {
-        let Some(callback) = &self.inner.callback else { return };
-        let spawner =
-            Address { pod: "spawner".into(), socket: callback.socket.clone(), life: callback.life.clone() };
-        let Err(first) = self.report(&spawner, event.clone(), limit()) else { return };
-        let Some(ancestor) = ancestor(self) else {
+        let Some(spawner) = &self.inner.callback else { return };
+        let report = |address: &Address| {
+            let method = Method::PodEvent(event.clone());
+            client::ask_within::<Done>(address, Some(&self.inner.own), method, limit())
+        };
+        let Err(first) = report(spawner) else { return };
+        let living = above().into_iter().find(|a| !life::is_dead(self.inner.lock.runtime(), a));
+        // Unless it is the one that was tried already.
+        let Some(ancestor) = living.filter(|living| spawner.life.as_ref() != Some(&living.life)) else {
             log::info!("nobody is there to hear that this pod {}: {first}", event.in_words()); // every ancestor is dead
             return;
         };
-        if let Err(second) = self.report(&ancestor, event.clone(), limit()) {
+        let (pod, socket) = (ancestor.pod_id.to_string(), PathBuf::from(ancestor.socket));
+        if let Err(second) = report(&Address { pod, socket, life: Some(ancestor.life) }) {
             log::warn!("nobody heard that this pod {}: {first}; {second}", event.in_words()); // its watcher sees the end
         }
     }
 
-    fn report(&self, address: &Address, event: PodEvent, limit: Duration) -> Result<()> {
-        let method = Method::PodEvent(event);
-        client::ask_within::<Done>(address, Some(&self.inner.own), method, limit).map(|_| ())
-    }
-
-    fn living_ancestor_now(&self) -> Option<Address> {
-        let table = self.inner.lock.read().map_err(|error: Error| log::warn!("{error}")).ok()?;
-        let above: Vec<Allocation> = table.ancestors(&self.inner.own.pod_id).into_iter().cloned().collect();
-        self.nearest_living(&above)
-    }
-
-    /// The first of these that lives, unless it is the one that was tried already.
-    fn nearest_living(&self, above: &[Allocation]) -> Option<Address> {
-        let living = above.iter().find(|a| !life::is_dead(self.inner.lock.runtime(), a))?;
-        let tried = self.inner.callback.as_ref().and_then(|callback| callback.life.as_ref());
-        (tried != Some(&living.life)).then(|| Address {
-            pod: living.pod_id.to_string(),
-            socket: PathBuf::from(&living.socket),
-            life: Some(living.life.clone()),
-        })
+    /// Who stands above this pod now, the nearest first.
+    fn ancestors(&self) -> Vec<Allocation> {
+        let table = self.inner.lock.read().inspect_err(|error| log::warn!("{error}")).unwrap_or_default();
+        table.ancestors(&self.inner.own.pod_id).into_iter().cloned().collect()
     }
 }
