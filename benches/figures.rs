@@ -39,7 +39,7 @@ use insomnia::store::scope_lock::ScopeLock;
 use insomnia::store::session::Session;
 use insomnia::sys::confine::View;
 use insomnia::sys::process::{self, ErrorOutput, Program};
-use insomnia::wire::sandbox::{Kept, Means, Plan, Sandbox};
+use insomnia::wire::sandbox::{Kept, Level, Plan, Sandbox};
 use insomnia::words::allocation::{Allocation, AllocationState};
 use insomnia::words::identity::{Pid, PodId, PodName};
 use insomnia::words::limits::Limits;
@@ -422,15 +422,15 @@ fn shell(figures: &mut Figures) {
         network: true,
         ..View::default()
     };
-    let run = |means| {
+    let run = |level| {
         let command = ["/bin/sh", "-c", "exit 0"].map(str::to_owned).to_vec();
-        let plan = Plan { means, view: view.clone(), command, directory: scope.clone(), variables: vec![] };
+        let plan = Plan { level, view: view.clone(), command, directory: scope.clone(), variables: vec![] };
         timed(|| sandbox.run(&plan, &mut Kept::default(), None, far()).unwrap()).1
     };
     let bare = || timed(|| ran(Program::new("/bin/sh", ["-c", "exit 0"]))).1;
     figures.row("bare command", "ms", &[], (0..200).map(|_| bare()).collect());
-    for (name, means) in [("only supervised", Means::Nothing), ("in namespaces", Means::Namespaces)] {
-        figures.row(&format!("command {name}"), "ms", &[], (0..200).map(|_| run(means)).collect());
+    for (name, level) in [("only supervised", Level::Unconfined), ("in namespaces", Level::Namespaces)] {
+        figures.row(&format!("command {name}"), "ms", &[], (0..200).map(|_| run(level.clone())).collect());
     }
 }
 

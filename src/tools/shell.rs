@@ -23,7 +23,7 @@ use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
 use crate::tools::input;
 use crate::wire::provider::ToolSpec;
-use crate::wire::sandbox::{Kept, Level, Means, Outcome, Plan};
+use crate::wire::sandbox::{Kept, Level, Outcome, Plan};
 use crate::words::error::{Error, Result};
 use crate::words::scope::{Access, EffectiveScope, Loan, Reach, Rule, Verdict};
 
@@ -164,41 +164,40 @@ pub fn run(context: &PodContext, scope: &EffectiveScope, input: Value, cancel: &
         return Err(Error::told(format!("\"{}\" is no directory", directory.display())));
     }
     let level = level(context);
-    let means = match &level {
-        Level::Namespaces => match scope.lent.iter().find(|loan| !is_in_place(loan)) {
-            None => Means::Namespaces,
-            Some(Loan { holder, rule }) => {
+    match &level {
+        Level::Namespaces => {
+            if let Some(Loan { holder, rule }) = scope.lent.iter().find(|loan| !is_in_place(loan)) {
                 return Err(Error::told(format!(
                     "there is no shell now, because what is lent to pod \"{holder}\" could not be protected: nothing is at \"{}\" any more, as it or a directory above it was renamed or removed; have it put back, or end the loan with StopPod",
                     rule.path()
                 )));
             }
-        },
-        Level::Landlock if scope.lent.is_empty() => Means::Landlock,
+        }
+        Level::Landlock if scope.lent.is_empty() => {}
         Level::Landlock => {
             return Err(Error::told(format!(
                 "the shell is off while a part of your scope is lent (level {level}); wait until {} has ended, or use the file tools",
                 scope.lent.iter().map(|loan| loan.holder.to_string()).collect::<Vec<_>>().join(", ")
             )));
         }
-        Level::Unconfined => Means::Nothing,
+        Level::Unconfined => {}
         Level::Off(reason) => {
             return Err(Error::told(format!("the shell is off: {reason}; use the file tools")));
         }
-    };
+    }
     let command = vec![shell_program(), "-c".into(), input.command];
     let variables = variables(context, &level);
     let mut view = view(context, scope)?;
-    if means == Means::Namespaces {
+    if level == Level::Namespaces {
         let sockets = own_sockets().filter(|path| !view.writable.iter().any(|root| path.starts_with(root)));
         view.hidden.extend(sockets.collect::<Vec<_>>());
     }
-    let plan = Plan { means, view, command, directory, variables };
+    let plan = Plan { level: level.clone(), view, command, directory, variables };
     // With it git reads another configuration. What does not exist cannot be mounted, so it is taken away again, but
     // only where the directory around it is pinned, so that this leads nowhere else.
     let hooks = plan.view.read_only.iter().filter(|path| path.ends_with(".git/hooks"));
     let redirections =
-        hooks.filter(|_| means == Means::Namespaces).map(|path| path.with_file_name("commondir"));
+        hooks.filter(|_| level == Level::Namespaces).map(|path| path.with_file_name("commondir"));
     let redirections: Vec<PathBuf> = redirections.filter(|path| !path.exists()).collect();
     let mut kept = Kept::default();
     let deadline = Instant::now() + Duration::from_secs(seconds);

@@ -37,7 +37,8 @@ const PIPE_READS: usize = 2;
 const PLAN_BYTES_MAX: u64 = 4 << 20;
 
 /// How commands are confined. The numbers are those people see.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Level {
     /// 1: namespaces of their own.
     Namespaces,
@@ -81,23 +82,11 @@ impl fmt::Display for Level {
     }
 }
 
-/// How the helper is to confine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Means {
-    /// By namespaces.
-    Namespaces,
-    /// By Landlock alone.
-    Landlock,
-    /// Not at all.
-    Nothing,
-}
-
 /// Everything the helper needs to know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// How to confine.
-    pub means: Means,
+    pub level: Level,
     /// What there is to see and to write.
     pub view: View,
     /// The program that runs the command, and its arguments.
@@ -145,19 +134,19 @@ impl Sandbox {
     pub fn probe(&self, view: impl FnOnce() -> View) -> &Level {
         self.probed.get_or_init(|| {
             let view = view();
-            let attempt = |means| {
+            let attempt = |level| {
                 let command = vec!["/bin/sh".into(), "-c".into(), ":".into()];
-                let plan = Plan { means, view: view.clone(), command, directory: "/".into(), variables: vec![] };
+                let plan = Plan { level, view: view.clone(), command, directory: "/".into(), variables: vec![] };
                 match self.run(&plan, &mut Kept::default(), None, Instant::now() + END_DEADLINE) {
                     Ok(Outcome::Ended(Ended::Code(0))) => Ok(()),
                     Ok(other) => Err(format!("a first command came to {other:?}")),
                     Err(error) => Err(error.to_string()),
                 }
             };
-            let Err(refused) = attempt(Means::Namespaces) else { return Level::Namespaces };
+            let Err(refused) = attempt(Level::Namespaces) else { return Level::Namespaces };
             log::warn!("commands cannot have namespaces of their own: {refused}");
             // A root keeps its power over files that Landlock does not govern, and the network cannot be cut.
-            if process::own_uid() != 0 && view.network && attempt(Means::Landlock).is_ok() {
+            if process::own_uid() != 0 && view.network && attempt(Level::Landlock).is_ok() {
                 return Level::Landlock;
             }
             Level::Off(format!(
@@ -294,7 +283,7 @@ fn helper(control: &UnixStream) -> Result<Ended> {
     let plan: Plan = serde_json::from_str(&line).map_err(|error| failed(error.into()))?;
     confine::keep_descriptors().map_err(failed)?;
     let (uid, gid) = (process::own_uid(), process::own_gid());
-    if plan.means == Means::Namespaces {
+    if plan.level == Level::Namespaces {
         confine::enter_outer(&plan.view, uid, gid).map_err(failed)?;
     }
     // Its parent until the end: the kernel reports its end only when all processes of its namespace are gone.
@@ -305,10 +294,11 @@ fn helper(control: &UnixStream) -> Result<Ended> {
 fn inner(plan: &Plan, uid: u32, gid: u32, control: &UnixStream) -> Result<Ended> {
     let failed = |source| Error::io("set up the sandbox", source);
     process::leave_session().map_err(failed)?;
-    match plan.means {
-        Means::Namespaces => confine::enter_inner(uid, gid).map_err(failed)?,
-        Means::Landlock => confine::restrict(&plan.view).map_err(failed)?,
-        Means::Nothing => {}
+    match &plan.level {
+        Level::Namespaces => confine::enter_inner(uid, gid).map_err(failed)?,
+        Level::Landlock => confine::restrict(&plan.view).map_err(failed)?,
+        Level::Off(reason) => return Err(Error::told(reason)),
+        Level::Unconfined => {}
     }
     let [shell, arguments @ ..] = plan.command.as_slice() else {
         return Err(Error::told("there is no command"));

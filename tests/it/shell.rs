@@ -15,7 +15,7 @@ use insomnia::store::paths::RuntimeDirectory;
 use insomnia::sys::confine::View;
 use insomnia::sys::process;
 use insomnia::sys::supervise::Ended;
-use insomnia::wire::sandbox::{Kept, Means, Outcome, Plan, Sandbox};
+use insomnia::wire::sandbox::{Kept, Level, Outcome, Plan, Sandbox};
 use insomnia::words::identity::Life;
 
 use crate::world::{World, copy_program, has_tool, lives, ran, read, wait_until};
@@ -904,7 +904,7 @@ fn a_call_that_fails_during_the_set_up_never_runs_the_command_unconfined() {
         let sandbox = Sandbox::with_program(wrapper.clone(), tempfile::tempfile().unwrap());
         let words = vec!["/bin/sh".into(), "-c".into(), command.clone()];
         let (view, directory) = (view.clone(), root.join("scope"));
-        let plan = Plan { means: Means::Namespaces, view, command: words, directory, variables: vec![] };
+        let plan = Plan { level: Level::Namespaces, view, command: words, directory, variables: vec![] };
         match sandbox.run(&plan, &mut Kept::default(), None, Instant::now() + Duration::from_secs(20)) {
             Ok(Outcome::Ended(ended)) => {
                 assert!(ended != Ended::Code(0) || root.join("scope/ran").exists(), "{case}");
