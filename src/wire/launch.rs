@@ -33,16 +33,11 @@ const REASON_BYTES_MAX: usize = 4 << 10;
 /// The command that starts a pod: `INSOMNIA_POD_COMMAND`, then the manifest's, then `pod` beside this program,
 /// then `pod` on PATH.
 pub fn pod_command(from_manifest: &[String]) -> Vec<String> {
-    if let Ok(command) = std::env::var("INSOMNIA_POD_COMMAND") {
-        let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
-        if !words.is_empty() {
-            return words;
-        }
-    }
-    if !from_manifest.is_empty() {
-        return from_manifest.to_vec();
-    }
-    vec![own_pod().map_or_else(|| "pod".to_owned(), |path| path.to_string_lossy().into_owned())]
+    let variable = std::env::var("INSOMNIA_POD_COMMAND").unwrap_or_default();
+    let from_variable: Vec<String> = variable.split_whitespace().map(str::to_owned).collect();
+    let given = [from_variable, from_manifest.to_vec()].into_iter().find(|words| !words.is_empty());
+    let own = || own_pod().map_or_else(|| "pod".to_owned(), |path| path.to_string_lossy().into_owned());
+    given.unwrap_or_else(|| vec![own()])
 }
 
 /// The program `pod` beside this one, unless this one was replaced or deleted since it started.
@@ -111,19 +106,19 @@ pub fn launch(wanted: Launch<'_>, cancel: &Cancel) -> Result<Ready> {
         }
     }
     let said = running.error_text(OUTPUT_BYTES_MAX);
-    let said = said.trim();
-    let code = status.as_ref().ok().and_then(std::process::ExitStatus::code);
-    let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-    let reason = match (said.is_empty(), output.is_empty()) {
-        (true, true) => "it said nothing",
-        (true, false) => "what it printed is no ready line",
-        (false, _) => said,
+    let reason = match said.trim() {
+        "" if output.is_empty() => "it said nothing",
+        "" => "what it printed is no ready line",
+        said => said,
     };
     let reason = cut_end(reason, REASON_BYTES_MAX);
     // A pod of ours says itself that it could not start, and why.
-    match (reason.strip_prefix("pod: "), code) {
-        (Some(own_words), Some(2)) => Err(Error::Usage(own_words.replace("; see \"pod --help\"", ""))),
-        (Some(own_words), _) => Err(Error::told(own_words)),
-        (None, _) => Err(Error::told(format!("the pod did not start ({how}): {reason}"))),
-    }
+    let Some(own_words) = reason.strip_prefix("pod: ") else {
+        let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+        return Err(Error::told(format!("the pod did not start ({how}): {reason}")));
+    };
+    Err(match status.ok().and_then(|status| status.code()) {
+        Some(2) => Error::Usage(own_words.replace("; see \"pod --help\"", "")),
+        _ => Error::told(own_words),
+    })
 }
