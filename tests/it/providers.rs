@@ -152,7 +152,7 @@ pub fn asker(kind: ProviderKind, base_url: &str, change: impl FnOnce(&mut Provid
 }
 
 fn patient(connect: Duration, rest: Duration) -> Patience {
-    Patience { connect, first_byte: rest, silence: rest, total: Duration::from_secs(60) }
+    Patience { connect, silence: rest, total: Duration::from_secs(60) }
 }
 
 impl Asker {

@@ -3,6 +3,7 @@
 //!
 //! Knows nothing of models. Runs on the turn thread.
 
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -28,9 +29,7 @@ const EXIT_WAIT: Duration = Duration::from_secs(2);
 pub struct Patience {
     /// Until the connection stands: name look-up, TCP, proxy and TLS.
     pub connect: Duration,
-    /// From the start until the first byte of the answer.
-    pub first_byte: Duration,
-    /// Between two pieces of the answer.
+    /// From the start until the first byte of the answer, and between two pieces of it.
     pub silence: Duration,
     /// For all of it.
     pub total: Duration,
@@ -44,7 +43,7 @@ impl Patience {
     pub(super) fn of(silence_seconds: Option<u64>) -> Patience {
         let [connect, usual, total] = [30, 300, 3600].map(Duration::from_secs);
         let silence = silence_seconds.map_or(usual, Duration::from_secs).min(total);
-        Patience { connect, first_byte: silence, silence, total }
+        Patience { connect, silence, total }
     }
 }
 
@@ -76,8 +75,8 @@ impl Child {
 
     /// The next piece of its output; `None` at the end.
     pub(super) fn piece(&mut self, cancel: &Cancel) -> Result<Option<Vec<u8>>, Failure> {
-        let patience = if self.bytes == 0 { self.patience.first_byte } else { self.patience.silence };
-        let deadline = (Instant::now() + patience).min(self.end);
+        let Patience { silence, total, .. } = self.patience;
+        let deadline = (Instant::now() + silence).min(self.end);
         let (name, mut piece) = (&self.name, vec![0; PIECE_BYTES]);
         let failure = match self.running.read(&mut piece, Some(cancel), deadline) {
             Ok(Output::Bytes(count)) if self.bytes + count <= ANSWER_BYTES_MAX => {
@@ -89,11 +88,10 @@ impl Child {
             Ok(Output::End) => return Ok(None),
             Ok(Output::Cancelled) => Failure::Cancelled,
             Ok(Output::TimedOut) if Instant::now() >= self.end => {
-                let seconds = self.patience.total.as_secs_f64();
-                Failure::retry(format!("the answer of {name} was not whole after {seconds} s"))
+                Failure::retry(format!("the answer of {name} was not whole after {} s", total.as_secs_f64()))
             }
             Ok(Output::TimedOut) => {
-                Failure::retry(format!("{name} sent nothing for {} s", patience.as_secs_f64()))
+                Failure::retry(format!("{name} sent nothing for {} s", silence.as_secs_f64()))
             }
             Err(error) => Failure::retry(format!("cannot read the answer of {name}: {error}")),
         };
@@ -129,8 +127,7 @@ impl RequestFile {
     pub(super) fn write(directory: &Path, content: &[u8]) -> Result<RequestFile, Failure> {
         let write = || {
             let path = directory.join(format!("request-{}.json", random_hex(8)?));
-            let mut options = std::fs::OpenOptions::new();
-            let mut file = options.write(true).create_new(true).mode(0o600).open(&path)?;
+            let mut file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
             let request = RequestFile { path };
             file.write_all(content).map(|()| request)
         };

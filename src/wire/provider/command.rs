@@ -159,7 +159,7 @@ mod tests {
             command: vec!["sh".into(), "-c".into(), script.into()],
             directory: place.path().to_owned(),
             private_dir: place.path().to_owned(),
-            patience: Patience { connect: second, first_byte: second, silence: second, total: second },
+            patience: Patience { connect: second, silence: second, total: second },
         };
         let items = [input(text)];
         let request = ModelRequest { system: "s", items: &items, tools: &[], number: 3 };
@@ -241,7 +241,7 @@ mod tests {
             command: vec!["sh".into(), "-c".into(), script.into()],
             directory: place.path().to_owned(),
             private_dir: place.path().to_owned(),
-            patience: Patience { connect: short, first_byte: silence, silence, total: silence * 1000 },
+            patience: Patience { connect: short, silence, total: silence * 1000 },
         };
         let request = ModelRequest { system: "", items: &[], tools: &[], number: 0 };
         let cancel = Cancel::new().unwrap();
