@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::store::manifest::{ProviderKind, ProviderSettings};
-use crate::sys::file::read_whole;
+use crate::sys::file::read_regular;
 use crate::sys::wait::Cancel;
 use crate::wire::provider::child::Patience;
 use crate::wire::provider::command::CommandModel;
@@ -281,10 +281,9 @@ fn no_provider() -> Error {
 
 fn read_script(path: &Path, pod: &ProviderPlace) -> Result<Script> {
     let shown = path.display();
-    let failed = |source| Error::io(format!("read the script file \"{shown}\""), source);
-    let file = std::fs::File::open(path).map_err(failed)?;
-    let text = read_whole(&file, SCRIPT_BYTES_MAX).map_err(failed)?;
-    Script::parse(&String::from_utf8_lossy(&text), &pod.directory.to_string_lossy(), pod.pod_id.as_str())
+    let text = read_regular(path, SCRIPT_BYTES_MAX)
+        .map_err(|source| Error::io(format!("read the script file \"{shown}\""), source))?;
+    Script::parse(&text, &pod.directory.to_string_lossy(), pod.pod_id.as_str())
         .map_err(|fault| Error::told(format!("the script file \"{shown}\" cannot be used: {fault}")))
 }
 
@@ -385,7 +384,7 @@ mod tests {
         let named = r#"{"kind":"openai","base_url":"http://localhost:1","api_key_env":"MINE"}"#;
         check(named, None, path, "the variable MINE, which should hold");
         let patient = r#"{"kind":"openai","base_url":"http://localhost:1","silence_seconds":900}"#;
-        check(patient, None, path, "first_byte: 900s, silence: 900s");
+        check(patient, None, path, "silence: 900s");
         check(r#"{"kind":"script"}"#, None, path, "needs \"file\"");
         check(r#"{"kind":"script","file":"DIR/nowhere"}"#, None, path, "cannot read the script file");
         check(r#"{"kind":"script","file":"DIR/bad.json"}"#, None, path, "unknown field `txt`");

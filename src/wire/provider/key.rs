@@ -4,12 +4,11 @@
 //! works without a restart.
 
 use std::fmt;
-use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::store::manifest::ProviderSettings;
-use crate::sys::file::read_whole;
+use crate::sys::file::{open_target, read_entry};
 use crate::sys::process::own_uid;
 use crate::wire::provider::Lookup;
 use crate::words::error::{Error, Result};
@@ -143,11 +142,9 @@ fn read_key_file(path: &Path) -> Result<Secret> {
     let place = format!("the key file \"{}\"", path.display());
     let failed = |source| Error::io(format!("read {place}"), source);
     let fault = |what: String| Err(Error::told(format!("{place} {what}")));
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return fault("is no regular file; name one of mode 0600".to_owned());
-    }
-    let file = File::open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
+    let entry = open_target(path).map_err(failed)?;
+    let text = read_entry(&entry, KEY_BYTES_MAX).map_err(failed)?;
+    let metadata = entry.metadata().map_err(failed)?;
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     if owner != own_uid() {
         return fault(format!("belongs to user {owner}; make one of your own, of mode 0600"));
@@ -156,7 +153,7 @@ fn read_key_file(path: &Path) -> Result<Secret> {
         let shown = path.display();
         return fault(format!("has mode {mode:04o}, so others may read it; run: chmod 600 \"{shown}\""));
     }
-    check_key(&String::from_utf8_lossy(&read_whole(&file, KEY_BYTES_MAX).map_err(failed)?), &place)
+    check_key(&text, &place)
 }
 
 #[cfg(test)]
