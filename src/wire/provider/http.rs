@@ -15,7 +15,7 @@ use crate::wire::provider::curl::{Curl, Exchange, Head, Headers, check_header, f
 use crate::wire::provider::failure::{Asked, message_of_body, of_status, retry_after};
 use crate::wire::provider::key::{KeySource, Secret};
 use crate::wire::provider::reply::{Progress, Reply, Trouble};
-use crate::wire::provider::sse::{Framer, MAX_EVENT_BYTES};
+use crate::wire::provider::sse::Framer;
 use crate::wire::provider::{Failure, Lookup, ModelRequest, OnText, Outcome, anthropic, openai};
 use crate::words::error::{Error, Result};
 use crate::words::text::harmless_line;
@@ -163,10 +163,7 @@ impl Http {
             if matches!(first, None | Some(b'{' | b'<')) {
                 continue;
             }
-            let events = framer.push(&std::mem::take(&mut unread)).map_err(|_| {
-                Failure::Final(format!("one event of the stream has more than {MAX_EVENT_BYTES} bytes"))
-            })?;
-            for data in events {
+            for data in framer.push(&std::mem::take(&mut unread))? {
                 if take(&mut reply, &data)? == Progress::Complete {
                     exchange.child.drain(cancel, FAREWELL);
                     return Ok(reply.finish());
@@ -279,8 +276,7 @@ fn parse_address(url: &str) -> Result<(String, String), String> {
         return fault("has a space, a control character or a \"#\"");
     }
     let rest = rest.split('?').next().unwrap_or_default();
-    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let host = authority;
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     if host.contains('@') {
         return fault(
             "has a user or a password, which sessions would keep; give them as a header, or as the key",

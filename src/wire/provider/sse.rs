@@ -5,19 +5,17 @@
 
 use std::mem;
 
-/// The largest event that is put together, in bytes: a reply of a model is far smaller.
-pub const MAX_EVENT_BYTES: usize = 16 << 20;
+use crate::wire::provider::Failure;
 
-/// One event grew beyond `MAX_EVENT_BYTES`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EventTooLong;
+/// The largest event that is put together, in bytes: a reply of a model is far smaller.
+const MAX_EVENT_BYTES: usize = 16 << 20;
 
 /// Cuts a stream into events. Keeps what is incomplete until more comes.
 #[derive(Debug, Default)]
 pub struct Framer {
     line: Vec<u8>,
-    /// The data lines of the event under way, joined by newlines.
-    data: Option<Vec<u8>>,
+    /// The data lines of the event under way, each with its newline.
+    data: Vec<u8>,
     is_after_carriage_return: bool,
 }
 
@@ -25,8 +23,8 @@ impl Framer {
     /// Takes the next piece of the stream and returns the data of the events that it completes.
     ///
     /// # Errors
-    /// When one event grows beyond `MAX_EVENT_BYTES`; the stream is of no use any more then.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<String>, EventTooLong> {
+    /// When one event grows beyond 16 MiB; the stream is of no use any more then.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<String>, Failure> {
         let mut events = Vec::new();
         for &byte in bytes {
             // CR LF is one line end even when the pieces part between them.
@@ -36,8 +34,9 @@ impl Framer {
                 b'\n' | b'\r' => events.extend(self.end_line()),
                 byte => self.line.push(byte),
             }
-            if self.line.len() + self.data.as_ref().map_or(0, Vec::len) > MAX_EVENT_BYTES {
-                return Err(EventTooLong);
+            if self.line.len() + self.data.len() > MAX_EVENT_BYTES {
+                let told = format!("one event of the stream has more than {MAX_EVENT_BYTES} bytes");
+                return Err(Failure::Final(told));
             }
         }
         Ok(events)
@@ -55,22 +54,15 @@ impl Framer {
         let whole = mem::take(&mut self.line);
         let line = whole.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&whole);
         if line.is_empty() {
-            return self.data.take().map(|data| String::from_utf8_lossy(&data).into_owned());
+            self.data.pop()?; // the newline of its last line
+            return Some(String::from_utf8_lossy(&mem::take(&mut self.data)).into_owned());
         }
-        let colon = line.iter().position(|&byte| byte == b':').unwrap_or(line.len());
-        let (field, value) = line.split_at(colon);
-        let value = value.strip_prefix(b":").unwrap_or(value);
-        let value = value.strip_prefix(b" ").unwrap_or(value);
         // Comments, types, ids, reconnection times and whatever comes later are skipped.
-        if field == b"data" {
-            match &mut self.data {
-                Some(data) => {
-                    data.push(b'\n');
-                    data.extend_from_slice(value);
-                }
-                None => self.data = Some(value.to_vec()),
-            }
+        match line.strip_prefix(b"data")? {
+            [b':', b' ', value @ ..] | [b':', value @ ..] | value @ [] => self.data.extend_from_slice(value),
+            _ => return None,
         }
+        self.data.push(b'\n');
         None
     }
 }
@@ -145,7 +137,7 @@ mod tests {
                 framer.push(&piece)?;
                 framer.push(line_end.as_bytes()).map(drop)
             });
-            assert_eq!(pushed, Err(EventTooLong));
+            assert!(matches!(pushed, Err(Failure::Final(told)) if told.contains("16777216 bytes")));
         }
     }
 }
