@@ -5,9 +5,10 @@
 //! it inherits from us. Knows nothing of models.
 
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use serde_json::Value;
 
 use crate::sys::process::Program;
 use crate::sys::wait::Cancel;
@@ -113,31 +114,19 @@ fn environment(hidden: &[String]) -> impl Iterator<Item = (OsString, OsString)> 
 }
 
 /// The configuration that curl reads from its standard input.
-fn config(url: &Secret, headers: &Headers, body: &Path) -> Vec<u8> {
-    let mut text = Vec::new();
-    let mut option = |name: &str, value: &[u8]| {
-        text.extend_from_slice(name.as_bytes());
-        text.extend_from_slice(b" = \"");
-        for &byte in value {
-            // Source: curl(1), --config: these are special inside quotes.
-            match byte {
-                b'"' | b'\\' => text.extend([b'\\', byte]),
-                b'\n' => text.extend(b"\\n"),
-                byte => text.push(byte),
-            }
-        }
-        text.extend_from_slice(b"\"\n");
-    };
-    option("url", url.reveal().as_bytes());
+fn config(url: &Secret, headers: &Headers, body: &Path) -> String {
+    let mut text = String::new();
+    // Quotes, backslashes and line breaks are written as JSON does it. Source: curl(1), --config.
+    let mut option = |name: &str, value: &str| text += &format!("{name} = {}\n", Value::from(value));
+    option("url", url.reveal());
     for (name, value) in headers {
         // An empty value would make curl leave the header out; a semicolon sends it empty.
         let value = value.reveal();
-        let line = if value.is_empty() { format!("{name};") } else { format!("{name}: {value}") };
-        option("header", line.as_bytes());
+        option("header", &if value.is_empty() { format!("{name};") } else { format!("{name}: {value}") });
     }
     // Without this, curl waits a second for a leave to send a body over 1 MiB.
-    option("header", b"Expect:");
-    option("data-binary", &[b"@", body.as_os_str().as_bytes()].concat());
+    option("header", "Expect:");
+    option("data-binary", &format!("@{}", body.display()));
     text
 }
 
@@ -245,7 +234,7 @@ mod tests {
             "header = \"Expect:\"\n",
             "data-binary = \"@/d/a\\nb\"\n",
         );
-        assert_eq!(String::from_utf8(text).unwrap(), expected);
+        assert_eq!(text, expected);
     }
 
     #[test]
