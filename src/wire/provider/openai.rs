@@ -87,7 +87,7 @@ fn call(call: &ToolCall) -> Value {
 pub fn take(reply: &mut Reply, data: &str) -> Result<Progress, Trouble> {
     if data.trim() == "[DONE]" {
         // Without any finish reason the server gave up; half a reply counts for nothing.
-        let gave_up = || Trouble::broken("the stream ended without saying why the model stopped");
+        let gave_up = || Trouble::Broken("the stream ended without saying why the model stopped".into());
         return reply.is_complete.then_some(Progress::Complete).ok_or_else(gave_up);
     }
     let chunk = &event_of(data)?;
@@ -202,7 +202,7 @@ fn stop_of(reason: &str) -> Result<Stop, Trouble> {
         "tool_calls" => Ok(Stop::ToolUse),
         "length" => Ok(Stop::Length),
         "content_filter" => Ok(Stop::Refusal),
-        "error" => Err(Trouble::broken("the server behind the provider failed in mid-reply")),
+        "error" => Err(Trouble::Broken("the server behind the provider failed in mid-reply".into())),
         _ => Ok(Stop::Done), // stop, and the words of servers that copy the API
     }
 }

@@ -41,10 +41,6 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    pub(super) fn broken(reason: &str) -> Trouble {
-        Trouble::Broken(reason.to_owned())
-    }
-
     /// What this error object of a provider says.
     pub(super) fn told(error: &Value) -> Trouble {
         Trouble::Told { status: status_of_error(error), message: message_of_error(error) }
@@ -85,7 +81,7 @@ impl Reply {
     /// Adds a call; too many are `Broken`.
     pub(super) fn add_call(&mut self, call: PartialCall) -> Result<(), Trouble> {
         if self.calls.len() >= TOOL_CALLS_MAX {
-            return Err(Trouble::broken("the reply has more tool calls than any model makes"));
+            return Err(Trouble::Broken("the reply has more tool calls than any model makes".into()));
         }
         self.calls.push(call);
         Ok(())
