@@ -68,6 +68,7 @@ pub mod tools {
     pub mod search;
     pub mod shell;
     pub mod spawn;
+    pub mod specs;
     pub mod stop;
     pub mod survey;
     pub mod toolbox;

@@ -8,10 +8,10 @@ use insomnia::doors::pod_command::{self, Arguments, Mode};
 use insomnia::tools::edit::{EditError, edit_text};
 use insomnia::tools::glob::Glob;
 use insomnia::tools::search::split_absolute;
-use insomnia::tools::{files, input, pods, search, spawn};
+use insomnia::tools::{input, specs};
 use insomnia::words::error::Error;
 use insomnia::words::limits::Limits;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{fields, number, utf8};
 
@@ -79,12 +79,12 @@ fn pod_comes_back(arguments: &Arguments) {
 pub fn tool_input(bytes: &[u8]) {
     let (tool, text) = number(bytes);
     let Ok(value) = serde_json::from_slice::<Value>(text) else { return };
-    let specs =
-        [vec![spawn::spec()], pods::specs(), search::specs(), files::specs(&Limits::default())].concat();
+    let specs = specs::all(&Limits::default(), Some(String::new()));
     let spec = &specs[tool % specs.len()];
-    let Ok(given) = input::parse::<Map<String, Value>>(spec.name, &spec.input_schema, value) else { return };
+    let Ok(()) = input::check(spec, &value) else { return };
+    let given = value.as_object().unwrap();
     let properties = spec.input_schema["properties"].as_object().unwrap();
-    for (name, value) in &given {
+    for (name, value) in given {
         let fits = match properties[name]["type"].as_str().unwrap() {
             "string" => value.is_string(),
             "integer" => value.is_u64(),

@@ -12,80 +12,34 @@ use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use crate::sys::clock::random_hex;
 use crate::sys::file::{self, Stamp};
 use crate::sys::wait::Cancel;
 use crate::tools::edit::{EDIT_BYTES_MAX, edit_text};
-use crate::tools::input;
 use crate::tools::page::Page;
 use crate::tools::place::{FileDesk, Found, Why, judged_text};
-use crate::wire::provider::ToolSpec;
 use crate::words::error::{Error, Result};
-use crate::words::limits::Limits;
 use crate::words::scope::{EffectiveScope, Verdict};
 
-/// What the model is told about the tools of this file.
-pub fn specs(limits: &Limits) -> Vec<ToolSpec> {
-    let page = limits.file_read_bytes >> 10;
-    vec![
-        ToolSpec {
-            name: "ReadFile",
-            description: format!(
-                "Read a text file as numbered lines, {page} KiB at most per call; go on with \"offset\". Line ends and bytes that are not UTF-8 are described at the end."
-            ),
-            input_schema: read_schema(),
-        },
-        ToolSpec {
-            name: "WriteFile",
-            description: "Create a file, or replace the whole content of one, in your write scope. Missing directories are created. Refused if the file changed since you last read or wrote it. For a small change use EditFile.".to_owned(),
-            input_schema: write_schema(),
-        },
-        ToolSpec {
-            name: "EditFile",
-            description: "Replace the text \"old\" in a file by \"new\". \"old\" must occur exactly once, without the line numbers of ReadFile, unless \"all\" is true. Line ends of the file (LF or CRLF) are kept.".to_owned(),
-            input_schema: edit_schema(),
-        },
-    ]
-}
-
-fn read_schema() -> Value {
-    json!({ "type": "object", "additionalProperties": false, "required": ["path"], "properties": {
-        "path": { "type": "string", "description": "file, absolute or relative to your directory" },
-        "offset": { "type": "integer", "minimum": 1, "description": "first line, from 1" },
-        "limit": { "type": "integer", "minimum": 1, "description": "number of lines" } } })
-}
-
-fn write_schema() -> Value {
-    json!({ "type": "object", "additionalProperties": false, "required": ["path", "content"], "properties": {
-        "path": { "type": "string", "description": "file, absolute or relative to your directory" },
-        "content": { "type": "string", "description": "the whole new content" } } })
-}
-
-fn edit_schema() -> Value {
-    json!({ "type": "object", "additionalProperties": false, "required": ["path", "old", "new"], "properties": {
-        "path": { "type": "string", "description": "file, absolute or relative to your directory" },
-        "old": { "type": "string", "description": "the exact text to replace" },
-        "new": { "type": "string", "description": "the text to put there" },
-        "all": { "type": "boolean", "description": "replace every occurrence" } } })
-}
-
+/// What ReadFile is given.
 #[derive(Debug, Deserialize)]
-struct ReadInput {
+pub struct ReadInput {
     path: String,
     offset: Option<u64>,
     limit: Option<u64>,
 }
 
+/// What WriteFile is given.
 #[derive(Debug, Deserialize)]
-struct WriteInput {
+pub struct WriteInput {
     path: String,
     content: String,
 }
 
+/// What EditFile is given.
 #[derive(Debug, Deserialize)]
-struct EditInput {
+pub struct EditInput {
     path: String,
     old: String,
     new: String,
@@ -99,13 +53,14 @@ impl FileDesk {
     /// and says so.
     ///
     /// # Errors
-    /// When the input is wrong, the place may not be read, or it is no text file.
-    pub fn read_file(&mut self, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
-        let input: ReadInput = input::parse("ReadFile", &read_schema(), input)?;
+    /// When the place may not be read, or it is no text file.
+    pub fn read_file(
+        &mut self,
+        scope: &EffectiveScope,
+        input: &ReadInput,
+        cancel: &Cancel,
+    ) -> Result<String> {
         let (first, limit) = (input.offset.unwrap_or(1), input.limit.unwrap_or(u64::MAX));
-        if first == 0 || limit == 0 {
-            return Err(Error::told("ReadFile: \"offset\" and \"limit\" count from 1"));
-        }
         let found = self.find(&input.path)?;
         found.attempt("read", || {
             self.judge_read(scope, &found)?;
@@ -120,10 +75,14 @@ impl FileDesk {
     /// `WriteFile`: the whole new content of a file.
     ///
     /// # Errors
-    /// When the input is wrong, the place may not be written, something else than a file is there, or the file
+    /// When the place may not be written, something else than a file is there, or the file
     /// changed since the pod last read or wrote it. Nothing is changed then.
-    pub fn write_file(&mut self, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
-        let input: WriteInput = input::parse("WriteFile", &write_schema(), input)?;
+    pub fn write_file(
+        &mut self,
+        scope: &EffectiveScope,
+        input: &WriteInput,
+        cancel: &Cancel,
+    ) -> Result<String> {
         let found = self.find(&input.path)?;
         found.attempt("write", || {
             self.judge_write(scope, &found)?;
@@ -143,8 +102,12 @@ impl FileDesk {
     /// # Errors
     /// As `write_file`; also when the old text does not occur exactly once. Whether the pod has seen the file
     /// does not matter: the edit works on the content of this moment.
-    pub fn edit_file(&mut self, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
-        let input: EditInput = input::parse("EditFile", &edit_schema(), input)?;
+    pub fn edit_file(
+        &mut self,
+        scope: &EffectiveScope,
+        input: &EditInput,
+        cancel: &Cancel,
+    ) -> Result<String> {
         let found = self.find(&input.path)?;
         found.attempt("edit", || {
             self.judge_write(scope, &found)?;
@@ -239,28 +202,4 @@ fn replace(
         None => file::rename_new_at(at, temporary, name)?,
     }
     Ok(Some(Stamp::of(&new.metadata()?))) // after the rename, which changes the change time
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_schemas_agree_with_the_inputs() {
-        let full = [
-            json!({"path": "a", "offset": 1, "limit": 2}),
-            json!({"path": "a", "content": "b"}),
-            json!({"path": "a", "old": "b", "new": "c", "all": true}),
-        ];
-        for (spec, sample) in specs(&Limits::default()).iter().zip(full) {
-            let names = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-            assert_eq!(names(&spec.input_schema["properties"]), names(&sample), "{}", spec.name);
-            let parsed = match spec.name {
-                "ReadFile" => input::parse::<ReadInput>("t", &spec.input_schema, sample).map(|_| ()),
-                "WriteFile" => input::parse::<WriteInput>("t", &spec.input_schema, sample).map(|_| ()),
-                _ => input::parse::<EditInput>("t", &spec.input_schema, sample).map(|_| ()),
-            };
-            parsed.unwrap();
-        }
-    }
 }

@@ -2,54 +2,47 @@
 //!
 //! Pure. serde alone says what type it expected, but not where.
 
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::wire::provider::ToolSpec;
 use crate::words::error::{Error, Result};
 use crate::words::text::cut_end;
 
-/// Turns the input of a call of `tool` into its typed form.
+/// Checks the input of a call of this tool; only what has passed is made into its typed form.
 ///
-/// `schema` is the tool's JSON schema: an object of `string`, `integer`, `boolean` and `array` (of strings)
-/// properties. `null` counts as absent.
+/// `null` counts as absent.
 ///
 /// # Errors
 /// A sentence that names the field that is missing, unknown or of the wrong type.
-pub fn parse<T: DeserializeOwned>(tool: &str, schema: &Value, input: Value) -> Result<T> {
-    check(schema, &input).map_err(|fault| Error::told(format!("{tool}: {fault}")))?;
-    serde_json::from_value(input).map_err(|error| Error::told(format!("{tool}: the input is wrong: {error}")))
+pub fn check(spec: &ToolSpec, input: &Value) -> Result<()> {
+    faultless(&spec.input_schema, input).map_err(|fault| Error::told(format!("{}: {fault}", spec.name)))
 }
 
-fn check(schema: &Value, input: &Value) -> Result<(), String> {
-    let Some(fields) = input.as_object() else {
-        return Err("the input must be a JSON object".to_owned());
-    };
-    let properties = schema.get("properties").and_then(Value::as_object);
-    let known = |name: &str| properties.and_then(|properties| properties.get(name));
-    for (name, value) in fields {
-        let Some(property) = known(name) else {
-            let names = properties.map(|all| all.keys().map(String::as_str).collect::<Vec<_>>().join(", "));
-            let name = cut_end(name, 100);
-            return Err(format!("unknown field \"{name}\"; its fields are {}", names.unwrap_or_default()));
+fn faultless(schema: &Value, input: &Value) -> Result<(), String> {
+    let fields = input.as_object().ok_or("the input must be a JSON object")?;
+    let properties = schema.get("properties").and_then(Value::as_object).cloned().unwrap_or_default();
+    for (name, value) in fields.iter() {
+        let Some(property) = properties.get(name) else {
+            let names = properties.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            return Err(format!("unknown field \"{}\"; its fields are {names}", cut_end(name, 100)));
         };
         if let Some(wanted) = unmet(property, value) {
             return Err(format!("field \"{name}\" must be {wanted}"));
         }
     }
-    let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
-    for name in required.filter_map(Value::as_str) {
-        if fields.get(name).is_none_or(Value::is_null) {
-            return Err(format!("field \"{name}\" is missing"));
-        }
-    }
-    Ok(())
+    let mut required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+    let is_missing =
+        |name: &&Value| name.as_str().and_then(|name| fields.get(name)).is_none_or(Value::is_null);
+    required.find(is_missing).map_or(Ok(()), |name| Err(format!("field {name} is missing")))
 }
 
 /// What a value must be by its property, when it is something else.
 fn unmet(property: &Value, value: &Value) -> Option<&'static str> {
+    let minimum = property.get("minimum").and_then(Value::as_u64).unwrap_or(0);
     let (fits, wanted) = match property.get("type").and_then(Value::as_str) {
         Some("string") => (value.is_string(), "a string"),
-        Some("integer") => (value.is_u64(), "a whole number, not negative"),
+        Some("integer") if minimum == 0 => (value.is_u64(), "a whole number, not negative"),
+        Some("integer") => (value.as_u64() >= Some(minimum), "a whole number, counted from 1"),
         Some("boolean") => (value.is_boolean(), "true or false"),
         _ => (value.as_array().is_some_and(|items| items.iter().all(Value::is_string)), "a list of strings"),
     };
@@ -59,32 +52,38 @@ fn unmet(property: &Value, value: &Value) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tools::specs;
+    use crate::words::limits::Limits;
     use serde_json::json;
-
-    #[derive(Debug, serde::Deserialize, PartialEq)]
-    #[serde(deny_unknown_fields)]
-    struct Sample {
-        path: String,
-        limit: Option<u64>,
-        all: Option<bool>,
-    }
 
     #[test]
     fn a_wrong_input_is_answered_by_its_field() {
-        let schema = json!({"type": "object", "required": ["path"], "properties": {
-            "path": {"type": "string"}, "limit": {"type": "integer"}, "all": {"type": "boolean"}}});
-        let check = |input: Value, expected: &str| {
-            let error = parse::<Sample>("T", &schema, input).unwrap_err().to_string();
-            assert_eq!(error, format!("T: {expected}"));
+        let mut specs = specs::all(&Limits::default(), None);
+        specs.retain(|spec| spec.name == "ReadFile" || spec.name == "EditFile");
+        let [read, edit] = specs.as_slice() else { panic!("{specs:?}") };
+        let wrong = |spec: &ToolSpec, input: Value, expected: &str| {
+            let error = check(spec, &input).unwrap_err().to_string();
+            assert_eq!(error, format!("{}: {expected}", spec.name));
         };
-        check(json!([]), "the input must be a JSON object");
-        check(json!({}), "field \"path\" is missing");
-        check(json!({"path": null}), "field \"path\" is missing");
-        check(json!({"path": 3}), "field \"path\" must be a string");
-        check(json!({"path": "a", "limit": -1}), "field \"limit\" must be a whole number, not negative");
-        check(json!({"path": "a", "all": "yes"}), "field \"all\" must be true or false");
-        check(json!({"path": "a", "pth": 1}), "unknown field \"pth\"; its fields are all, limit, path");
-        let good: Sample = parse("T", &schema, json!({"path": "a", "limit": null, "all": true})).unwrap();
-        assert_eq!(good, Sample { path: "a".into(), limit: None, all: Some(true) });
+        wrong(read, json!([]), "the input must be a JSON object");
+        wrong(read, json!({}), "field \"path\" is missing");
+        wrong(read, json!({"path": null}), "field \"path\" is missing");
+        wrong(read, json!({"path": 3}), "field \"path\" must be a string");
+        for limit in [json!(-1), json!(0), json!(1.5), json!("1")] {
+            let input = json!({"path": "a", "limit": limit});
+            wrong(read, input, "field \"limit\" must be a whole number, counted from 1");
+        }
+        let input = json!({"path": "a", "old": "", "new": "", "all": "yes"});
+        wrong(edit, input, "field \"all\" must be true or false");
+        wrong(
+            read,
+            json!({"path": "a", "pth": 1}),
+            "unknown field \"pth\"; its fields are limit, offset, path",
+        );
+        check(read, &json!({"path": "a", "offset": null, "limit": 1})).unwrap();
+        let number = json!({"properties": {"since": {"type": "integer", "minimum": 0}}});
+        let fault = faultless(&number, &json!({"since": -1})).unwrap_err();
+        assert_eq!(fault, "field \"since\" must be a whole number, not negative");
+        faultless(&number, &json!({"since": 0})).unwrap();
     }
 }

@@ -10,29 +10,26 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use crate::sys::process::{ErrorOutput, Program, own_pid};
 use crate::sys::wait::Cancel;
 use crate::tools::glob::{Glob, MAX_PATTERN_BYTES};
-use crate::tools::input;
 use crate::tools::page::SNIFF_BYTES;
 use crate::tools::place::FileDesk;
 use crate::tools::walk::{Each, Skipped, UNREADABLE, Walk};
-use crate::wire::provider::ToolSpec;
 use crate::words::error::{Error, Result};
 use crate::words::scope::EffectiveScope;
 use crate::words::text::{cut_end, harmless_line};
 
 /// Paths in one answer of `ListFiles`.
-const PATHS_MAX: usize = 1000;
+pub(crate) const PATHS_MAX: usize = 1000;
 /// Larger files are not searched.
-const SEARCH_BYTES_MAX: u64 = 16 << 20;
+pub(crate) const SEARCH_BYTES_MAX: u64 = 16 << 20;
 /// Files given to one `grep`, all open at once: a fraction of the usual limit of 1,024 descriptors.
 const BATCH: usize = 128;
 /// Matching lines shown of one file, and in all.
-const HITS_PER_FILE: usize = 20;
-const HITS_MAX: usize = 500;
+pub(crate) const HITS_PER_FILE: usize = 20;
+pub(crate) const HITS_MAX: usize = 500;
 /// Of a longer matching line only the beginning is shown.
 const HIT_BYTES_MAX: usize = 300;
 /// One search is over after this time: some expressions take `grep` for ever.
@@ -44,49 +41,16 @@ const SEARCH_TIME_MAX: Duration = Duration::from_secs(60);
 const BOUNDED_GREP: &str = "ulimit -v 524288 2>/dev/null; { grep \"$@\"; echo $?; } | cut -b 1-400";
 const OUTPUT_BYTES_MAX: usize = BATCH * (HITS_PER_FILE + 2) * 401;
 
-/// What the model is told about the tools of this file.
-pub fn specs() -> Vec<ToolSpec> {
-    vec![
-        ToolSpec {
-            name: "ListFiles",
-            description: format!(
-                "List the files below a directory (default: yours), at most {PATHS_MAX}. Pattern: * ? [..] within a name, ** across directories; without / it is matched with names at any depth. Skips .git and directories that .gitignore names plainly; links are listed, not followed; an empty directory ends in /."
-            ),
-            input_schema: list_schema(),
-        },
-        ToolSpec {
-            name: "SearchFiles",
-            description: format!(
-                "Search text in the files that ListFiles would list, line by line, with grep's extended regular expressions (no \\d; use [0-9]), or plain text. Shows path:line: text, at most {HITS_PER_FILE} lines per file and {HITS_MAX} in all; skips binary files and files over {} MiB.",
-                SEARCH_BYTES_MAX >> 20
-            ),
-            input_schema: search_schema(),
-        },
-    ]
-}
-
-fn list_schema() -> Value {
-    json!({ "type": "object", "additionalProperties": false, "required": [], "properties": {
-        "path": { "type": "string", "description": "directory, absolute or relative to yours" },
-        "pattern": { "type": "string", "description": "such as *.rs or src/**/*.rs, relative to path" } } })
-}
-
-fn search_schema() -> Value {
-    json!({ "type": "object", "additionalProperties": false, "required": ["pattern"], "properties": {
-        "pattern": { "type": "string", "description": "extended regular expression of grep" },
-        "path": { "type": "string", "description": "directory or file, absolute or relative to yours" },
-        "glob": { "type": "string", "description": "only files that match, such as *.rs" },
-        "plain": { "type": "boolean", "description": "the pattern is plain text" } } })
-}
-
+/// What ListFiles is given.
 #[derive(Debug, Deserialize)]
-struct ListInput {
+pub struct ListInput {
     path: Option<String>,
     pattern: Option<String>,
 }
 
+/// What SearchFiles is given.
 #[derive(Debug, Deserialize)]
-struct SearchInput {
+pub struct SearchInput {
     pattern: String,
     path: Option<String>,
     glob: Option<String>,
@@ -97,9 +61,8 @@ impl FileDesk {
     /// `ListFiles`: the paths below a directory, sorted, and what was skipped.
     ///
     /// # Errors
-    /// When the input is wrong, or the place is not there or may not be read.
-    pub fn list_files(&self, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
-        let input: ListInput = input::parse("ListFiles", &list_schema(), input)?;
+    /// When the place is not there or may not be read.
+    pub fn list_files(&self, scope: &EffectiveScope, input: ListInput, cancel: &Cancel) -> Result<String> {
         let mut paths: Vec<String> = Vec::new();
         let skipped = self.walk_from(scope, input.path, input.pattern, cancel, &mut |step, _| {
             paths.push(step.shown);
@@ -120,10 +83,14 @@ impl FileDesk {
     /// `SearchFiles`: the lines that match, as `grep` finds them.
     ///
     /// # Errors
-    /// When the input is wrong, the place is not there or may not be read, `grep` is missing, or it does not
+    /// When the pattern is none, the place is not there or may not be read, `grep` is missing, or it does not
     /// understand the expression; then in its own words.
-    pub fn search_files(&self, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
-        let input: SearchInput = input::parse("SearchFiles", &search_schema(), input)?;
+    pub fn search_files(
+        &self,
+        scope: &EffectiveScope,
+        input: SearchInput,
+        cancel: &Cancel,
+    ) -> Result<String> {
         let pattern = input.pattern;
         if pattern.is_empty() || pattern.contains(['\n', '\0']) || pattern.len() > MAX_PATTERN_BYTES {
             return Err(Error::told(format!(
@@ -284,7 +251,12 @@ mod tests {
     use super::*;
     use crate::words::limits::Limits;
     use crate::words::scope::Rule;
+    use serde_json::{Value, from_value, json};
     use std::path::Path;
+
+    fn given<T: serde::de::DeserializeOwned>(input: Value) -> T {
+        from_value(input).unwrap()
+    }
 
     fn reader() -> EffectiveScope {
         EffectiveScope { allow: vec![Rule::try_from("/:read".to_owned()).unwrap()], lent: vec![] }
@@ -295,11 +267,11 @@ mod tests {
     }
 
     fn list(desk: &FileDesk, input: Value) -> String {
-        desk.list_files(&reader(), input, &Cancel::new().unwrap()).unwrap()
+        desk.list_files(&reader(), given(input), &Cancel::new().unwrap()).unwrap()
     }
 
     fn search(desk: &FileDesk, input: Value) -> String {
-        desk.search_files(&reader(), input, &Cancel::new().unwrap()).unwrap()
+        desk.search_files(&reader(), given(input), &Cancel::new().unwrap()).unwrap()
     }
 
     fn tree(files: &[&str]) -> tempfile::TempDir {
@@ -350,15 +322,17 @@ mod tests {
         let cancel = Cancel::new().unwrap();
         for path in [".", "binary"] {
             let input = json!({"pattern": "(", "path": path});
-            let error = desk.search_files(&reader(), input, &cancel).unwrap_err().to_string();
+            let error = desk.search_files(&reader(), given(input), &cancel).unwrap_err().to_string();
             assert!(error.contains("nmatched"), "{error}");
         }
-        let hungry =
-            desk.search_files(&reader(), json!({"pattern": "a{1,30000}"}), &cancel).unwrap_err().to_string();
+        let hungry = desk
+            .search_files(&reader(), given(json!({"pattern": "a{1,30000}"})), &cancel)
+            .unwrap_err()
+            .to_string();
         assert!(hungry.starts_with("cannot search: grep: "), "{hungry}");
         for bad in [json!({"pattern": ""}), json!({"pattern": "a\nb"}), json!({"pattern": "a".repeat(5000)})]
         {
-            assert!(desk.search_files(&reader(), bad, &cancel).is_err());
+            assert!(desk.search_files(&reader(), given(bad), &cancel).is_err());
         }
     }
 
@@ -367,23 +341,7 @@ mod tests {
         let place = tree(&["a"]);
         let cancel = Cancel::new().unwrap();
         cancel.set();
-        let result = desk(place.path()).search_files(&reader(), json!({"pattern": "a"}), &cancel);
+        let result = desk(place.path()).search_files(&reader(), given(json!({"pattern": "a"})), &cancel);
         assert!(matches!(result, Err(Error::Cancelled)));
-    }
-
-    #[test]
-    fn the_schemas_agree_with_the_inputs() {
-        let full = [
-            json!({"path": "a", "pattern": "b"}),
-            json!({"pattern": "a", "path": "b", "glob": "c", "plain": true}),
-        ];
-        for (spec, sample) in specs().iter().zip(full) {
-            let names = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-            assert_eq!(names(&spec.input_schema["properties"]), names(&sample), "{}", spec.name);
-            match spec.name {
-                "ListFiles" => drop(input::parse::<ListInput>("t", &spec.input_schema, sample).unwrap()),
-                _ => drop(input::parse::<SearchInput>("t", &spec.input_schema, sample).unwrap()),
-            }
-        }
     }
 }

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use crate::store::manifest::SandboxSetting;
 use crate::store::paths::canonical;
@@ -21,8 +20,6 @@ use crate::sys::process::own_uid;
 use crate::sys::thread;
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
-use crate::tools::input;
-use crate::wire::provider::ToolSpec;
 use crate::wire::sandbox::{Kept, Level, Outcome, Plan};
 use crate::words::error::{Error, Result};
 use crate::words::scope::{Access, EffectiveScope, Loan, Reach, Rule, Verdict};
@@ -47,28 +44,16 @@ const NAMES_MAX: usize = 1024;
 /// Directories full of what others have made, in which nobody works.
 const SKIPPED: [&str; 2] = ["node_modules", "target"];
 
+/// What Shell is given.
 #[derive(Debug, Deserialize)]
-struct ShellInput {
+pub(crate) struct ShellInput {
     command: String,
     timeout_seconds: Option<u64>,
     dir: Option<PathBuf>,
 }
 
-fn schema() -> Value {
-    json!({
-        "type": "object",
-        "properties": {
-            "command": { "type": "string", "description": "given to bash -c, or to sh -c where there is no bash" },
-            "timeout_seconds": { "type": "integer", "description": "killed after this time" },
-            "dir": { "type": "string", "description": "where it runs; your working directory by default" }
-        },
-        "required": ["command"],
-        "additionalProperties": false
-    })
-}
-
-/// The tool as the model is told about it; `None` for a pod that may not read everywhere, as a shell does.
-pub fn spec(context: &PodContext) -> Option<ToolSpec> {
+/// What the model is told about the tool; `None` for a pod that may not read everywhere, as a shell does.
+pub fn description(context: &PodContext) -> Option<String> {
     let how = match level(context) {
         Level::Off(reason) if !reads_everywhere(context) => {
             log::debug!("no shell: {reason}");
@@ -98,15 +83,11 @@ pub fn spec(context: &PodContext) -> Option<ToolSpec> {
         }
     };
     let seconds = context.manifest.shell.timeout_seconds;
-    Some(ToolSpec {
-        name: NAME,
-        description: format!(
-            "Run a command. There is no terminal and no input. {how} Every process it starts is killed when the \
-             command ends, so nothing stays in the background. It is killed after {seconds} s unless \
-             `timeout_seconds` says otherwise. You get its output and its exit code."
-        ),
-        input_schema: schema(),
-    })
+    Some(format!(
+        "Run a command. There is no terminal and no input. {how} Every process it starts is killed when the command \
+         ends, so nothing stays in the background. It is killed after {seconds} s unless `timeout_seconds` says \
+         otherwise. You get its output and its exit code."
+    ))
 }
 
 fn reads_everywhere(context: &PodContext) -> bool {
@@ -150,8 +131,12 @@ pub fn find_level_meanwhile(context: &Arc<PodContext>) {
 ///
 /// # Errors
 /// With the reason when the command was not run or had to be killed; the output so far is part of it.
-pub fn run(context: &PodContext, scope: &EffectiveScope, input: Value, cancel: &Cancel) -> Result<String> {
-    let input: ShellInput = input::parse(NAME, &schema(), input)?;
+pub(crate) fn run(
+    context: &PodContext,
+    scope: &EffectiveScope,
+    input: ShellInput,
+    cancel: &Cancel,
+) -> Result<String> {
     if input.command.len() > COMMAND_BYTES_MAX || input.command.contains('\0') {
         return Err(Error::told(
             "the command is longer than 120 KiB or has a NUL byte; write it to a file first",

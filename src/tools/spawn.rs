@@ -16,21 +16,20 @@ use crate::store::session;
 use crate::sys::wait::Cancel;
 use crate::sys::{clock, process};
 use crate::tools::context::PodContext;
-use crate::tools::input;
 use crate::tools::mailbox::{Event, Heard};
 use crate::tools::stop::{self, Manner};
 use crate::tools::survey;
 use crate::wire::client;
 use crate::wire::launch::{self, Launch, Ready};
-use crate::wire::provider::ToolSpec;
 use crate::words::allocation::{Allocation, AllocationState};
 use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, PodName};
 use crate::words::protocol::{Method, PodEvent, RunReply};
 use crate::words::scope::Rule;
 
+/// What SpawnPod is given.
 #[derive(Debug, Deserialize)]
-struct SpawnInput {
+pub(crate) struct SpawnInput {
     name: String,
     task: String,
     #[serde(default)]
@@ -40,32 +39,6 @@ struct SpawnInput {
     dir: Option<PathBuf>,
     #[serde(default)]
     tools_deny: Vec<String>,
-}
-
-/// The tool as the model is told about it.
-pub fn spec() -> ToolSpec {
-    ToolSpec {
-        name: "SpawnPod",
-        description: "Start another pod with a task of its own. It works in its own process at the same time as \
-            you. `scope` lists what you lend it, as rule texts like \"src/api:write\" or \"docs:read\"; while it \
-            lives you cannot write there. Without `scope` it can only read. The task is all it knows."
-            .into(),
-        input_schema: json!({
-            "type": "object",
-            "properties": {
-                "name": { "type": "string", "description": "1 to 32 of a-z 0-9 _ -, first a letter or digit" },
-                "task": { "type": "string", "description": "what to do, where, how to check it, what to answer" },
-                "scope": { "type": "array", "items": { "type": "string" },
-                    "description": "PATH:read|write[:recursive|:flat], each inside your own scope" },
-                "instruction": { "type": "string", "description": "$insomnia/NAME, $user/NAME, $project/NAME or a path" },
-                "model": { "type": "string", "description": "another model of the same provider" },
-                "dir": { "type": "string", "description": "its working directory; yours by default" },
-                "tools_deny": { "type": "array", "items": { "type": "string" }, "description": "tools it must not have" }
-            },
-            "required": ["name", "task"],
-            "additionalProperties": false
-        }),
-    }
 }
 
 /// A spawn that was begun, with everything that has to be undone when it fails.
@@ -80,8 +53,7 @@ struct Begun<'a> {
 ///
 /// # Errors
 /// With the reason, after everything has been undone.
-pub fn run(context: &PodContext, input: Value, cancel: &Cancel) -> Result<Value> {
-    let input: SpawnInput = input::parse("SpawnPod", &spec().input_schema, input)?;
+pub(crate) fn run(context: &PodContext, input: SpawnInput, cancel: &Cancel) -> Result<Value> {
     let directory = working_directory(context, input.dir.as_deref())?;
     let overlay = overlay(context, &input, instruction(context, input.instruction.as_deref())?);
     let mut begun = reserve(context, &input, cancel)?;

@@ -5,42 +5,30 @@
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use serde::de::DeserializeOwned;
+
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
 use crate::tools::place::FileDesk;
-use crate::tools::{files, pods, search, shell, spawn};
+use crate::tools::{input, pods, shell, spawn, specs};
 use crate::wire::provider::ToolSpec;
 use crate::words::error::{Error, Result};
+use crate::words::limits::Limits;
 use crate::words::message::ToolCall;
 use crate::words::text::{cut_middle, harmless_line, without_marks};
-
-/// All tools that there are.
-pub const TOOLS: [&str; 13] = [
-    "SpawnPod",
-    "SendToPod",
-    "ReadPodOutput",
-    "StopPod",
-    "ListPods",
-    "WaitPods",
-    "IntroducePod",
-    "ReadFile",
-    "WriteFile",
-    "EditFile",
-    "ListFiles",
-    "SearchFiles",
-    "Shell",
-];
 
 /// Checks that only tools are denied: a misspelt one would be there.
 ///
 /// # Errors
 /// `Error::Manifest` with the name that no tool has.
 pub fn check_denied<'a>(mut names: impl Iterator<Item = &'a String>) -> Result<()> {
-    let Some(unknown) = names.find(|name| !TOOLS.contains(&name.as_str())) else { return Ok(()) };
+    let tools = specs::all(&Limits::default(), Some(String::new()));
+    let tools: Vec<&str> = tools.iter().map(|spec| spec.name).collect();
+    let Some(unknown) = names.find(|name| !tools.contains(&name.as_str())) else { return Ok(()) };
     Err(Error::Manifest(format!(
         "\"tools.deny\" names \"{}\", which is no tool; the tools are {}",
         harmless_line(unknown),
-        TOOLS.join(", ")
+        tools.join(", ")
     )))
 }
 
@@ -77,52 +65,49 @@ impl Toolbox {
     /// The tools as the model is told about them.
     pub fn specs(&self) -> &[ToolSpec] {
         self.specs.get_or_init(|| {
-            let mut specs = vec![spawn::spec()];
-            specs.extend(pods::specs());
-            specs.extend(files::specs(&self.context.manifest.limits));
-            specs.extend(search::specs());
-            specs.extend(shell::spec(&self.context));
-            let denied = &self.context.manifest.tools.deny;
-            specs.retain(|spec| !denied.iter().any(|name| name == spec.name));
+            let manifest = &self.context.manifest;
+            let mut specs = specs::all(&manifest.limits, shell::description(&self.context));
+            specs.retain(|spec| !manifest.tools.deny.iter().any(|name| name == spec.name));
             specs
         })
     }
 
     /// Runs one call. An error is an answer too; a long one keeps head and tail, and the whole goes to a file.
     pub fn run(&mut self, call: &ToolCall, cancel: &Cancel) -> ToolAnswer {
-        let answer = if self.specs().iter().any(|spec| spec.name == call.name) {
-            self.dispatch(call, cancel)
-        } else {
-            let names: Vec<&str> = self.specs().iter().map(|spec| spec.name).collect();
-            let shown = harmless_line(&call.name);
-            Err(Error::told(format!("there is no tool \"{shown}\" for you; there are: {}", names.join(", "))))
-        };
-        let (ok, text) = match answer {
+        let (ok, text) = match self.check(call).and_then(|()| self.dispatch(call, cancel)) {
             Ok(text) => (true, text),
             Err(error) => (false, without_marks(&error.to_string())), // a child's own words may be in it
         };
         ToolAnswer { ok, text: self.bound(&call.name, text) }
     }
 
+    fn check(&self, call: &ToolCall) -> Result<()> {
+        if let Some(spec) = self.specs().iter().find(|spec| spec.name == call.name) {
+            return input::check(spec, &call.input);
+        }
+        let names: Vec<&str> = self.specs().iter().map(|spec| spec.name).collect();
+        let shown = harmless_line(&call.name);
+        Err(Error::told(format!("there is no tool \"{shown}\" for you; there are: {}", names.join(", "))))
+    }
+
     fn dispatch(&mut self, call: &ToolCall, cancel: &Cancel) -> Result<String> {
         let context = &*self.context;
-        let input = call.input.clone();
         // The scope is looked at anew by each call: it grows when a pod ends, and shrinks by SpawnPod only.
         let scope = || context.view.effective();
         let answer = match call.name.as_str() {
-            "SpawnPod" => spawn::run(context, input, cancel)?,
-            "SendToPod" => pods::send(context, input)?,
-            "ReadPodOutput" => pods::read(context, input)?,
-            "StopPod" => pods::stop_pod(context, input, cancel)?,
-            "ListPods" => pods::list(context, input)?,
-            "IntroducePod" => pods::introduce(context, input)?,
-            "WaitPods" => pods::wait(context, input, cancel)?,
-            "ReadFile" => return self.desk.read_file(&scope()?, input, cancel),
-            "WriteFile" => return self.desk.write_file(&scope()?, input, cancel),
-            "EditFile" => return self.desk.edit_file(&scope()?, input, cancel),
-            "ListFiles" => return self.desk.list_files(&scope()?, input, cancel),
-            "SearchFiles" => return self.desk.search_files(&scope()?, input, cancel),
-            "Shell" => return shell::run(context, &scope()?, input, cancel),
+            "SpawnPod" => spawn::run(context, given(call)?, cancel)?,
+            "SendToPod" => pods::send(context, given(call)?)?,
+            "ReadPodOutput" => pods::read(context, given(call)?)?,
+            "StopPod" => pods::stop_pod(context, &given(call)?, cancel)?,
+            "ListPods" => pods::list(context)?,
+            "IntroducePod" => pods::introduce(context, &given(call)?)?,
+            "WaitPods" => pods::wait(context, &given(call)?, cancel)?,
+            "ReadFile" => return self.desk.read_file(&scope()?, &given(call)?, cancel),
+            "WriteFile" => return self.desk.write_file(&scope()?, &given(call)?, cancel),
+            "EditFile" => return self.desk.edit_file(&scope()?, &given(call)?, cancel),
+            "ListFiles" => return self.desk.list_files(&scope()?, given(call)?, cancel),
+            "SearchFiles" => return self.desk.search_files(&scope()?, given(call)?, cancel),
+            "Shell" => return shell::run(context, &scope()?, given(call)?, cancel),
             other => return Err(Error::told(format!("tool \"{other}\" cannot run"))),
         };
         // What other pods say is in here; an escape within a JSON text is the same text.
@@ -143,6 +128,12 @@ impl Toolbox {
         };
         cut_middle(&text, bytes_max, &place)
     }
+}
+
+/// The input of a call that was checked, in its typed form.
+fn given<T: DeserializeOwned>(call: &ToolCall) -> Result<T> {
+    T::deserialize(&call.input)
+        .map_err(|error| Error::told(format!("{}: the input is wrong: {error}", call.name)))
 }
 
 fn write_result(path: &Path, text: &str) -> std::io::Result<()> {

@@ -18,11 +18,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, from_value, json};
 
 use insomnia::sys::process::{ErrorOutput, Program};
 use insomnia::sys::wait::Cancel;
 use insomnia::tools::place::FileDesk;
+use insomnia::tools::{input, specs};
 use insomnia::words::identity::PodId;
 use insomnia::words::limits::Limits;
 use insomnia::words::scope::{EffectiveScope, Loan, Rule};
@@ -73,24 +75,27 @@ impl World {
     }
 
     fn read_page(&mut self, input: Value) -> Answer {
-        self.desk.read_file(&self.scope, input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
+        let input = given("ReadFile", input)?;
+        self.desk.read_file(&self.scope, &input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
     }
 
     fn write(&mut self, path: &str, content: &str) -> Answer {
-        let input = json!({"path": path, "content": content});
-        self.desk.write_file(&self.scope, input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
+        let input = given("WriteFile", json!({"path": path, "content": content}))?;
+        self.desk.write_file(&self.scope, &input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
     }
 
     fn edit(&mut self, path: &str, old: &str, new: &str) -> Answer {
-        let input = json!({"path": path, "old": old, "new": new});
-        self.desk.edit_file(&self.scope, input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
+        let input = given("EditFile", json!({"path": path, "old": old, "new": new}))?;
+        self.desk.edit_file(&self.scope, &input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
     }
 
     fn list(&self, input: Value) -> Answer {
+        let input = given("ListFiles", input)?;
         self.desk.list_files(&self.scope, input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
     }
 
     fn search(&self, input: Value) -> Answer {
+        let input = given("SearchFiles", input)?;
         self.desk.search_files(&self.scope, input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
     }
 
@@ -108,6 +113,14 @@ impl World {
         }
         assert_eq!(fingerprint(&self.w), before, "{path}");
     }
+}
+
+/// The input of a tool as it gets it.
+fn given<T: DeserializeOwned>(tool: &str, value: Value) -> Result<T, String> {
+    let specs = specs::all(&Limits::default(), None);
+    let spec = specs.iter().find(|spec| spec.name == tool).unwrap();
+    input::check(spec, &value).map_err(|error| error.to_string())?;
+    from_value(value).map_err(|error| error.to_string())
 }
 
 fn rule(path: &Path, access: &str) -> Rule {
