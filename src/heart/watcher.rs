@@ -97,7 +97,7 @@ fn is_mine_to_tell(context: &PodContext, record: &PodRecord) -> bool {
                     return true;
                 }
                 if let Some(living) = context.registry.get(&spawner) {
-                    if life::probe(context.lock.runtime(), &living.life) == life::Holding::Held {
+                    if context.lives(&living.life) {
                         return false;
                     }
                 }

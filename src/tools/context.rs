@@ -4,19 +4,24 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use serde::de::DeserializeOwned;
+
+use crate::store::life::{self, Holding};
 use crate::store::manifest::Manifest;
 use crate::store::paths::Directories;
-use crate::store::registry::Registry;
+use crate::store::registry::{PodRecord, Registry};
 use crate::store::scope_lock::{ScopeLock, ScopeView};
 use crate::store::session::Session;
 use crate::sys::thread::lock;
 use crate::tools::mailbox::{Event, Mailbox};
+use crate::tools::survey::address_of_record;
+use crate::wire::client;
 use crate::wire::events::EventSender;
 use crate::wire::sandbox::Sandbox;
 use crate::words::error::Result;
-use crate::words::identity::{Pid, PodName};
+use crate::words::identity::{Life, Pid, PodName};
 use crate::words::message::Item;
-use crate::words::protocol::Sender;
+use crate::words::protocol::{Method, Sender};
 
 /// What a pod is and holds. Nothing in it changes but through the parts' own methods.
 #[derive(Debug)]
@@ -76,6 +81,19 @@ impl PodContext {
         let number = self.session.len() - 1;
         self.mailbox.post(Event::Logged(logged));
         Ok(number)
+    }
+
+    /// Asks a known pod, that very life of it.
+    ///
+    /// # Errors
+    /// As `client::ask`.
+    pub fn ask<T: DeserializeOwned>(&self, record: &PodRecord, method: Method) -> Result<T> {
+        client::ask(&address_of_record(record), Some(&self.own), method)
+    }
+
+    /// Whether a pod of this life lives.
+    pub fn lives(&self, life: &Life) -> bool {
+        life::probe(self.lock.runtime(), life) == Holding::Held
     }
 
     /// The model that is asked: the one set last, else that of the settings.

@@ -135,35 +135,34 @@ impl Mailbox {
         }
     }
 
+    /// Puts in an event that wants an answer; where it will come.
+    fn want<T>(&self, make: impl FnOnce(Sender<T>) -> Event) -> Receiver<T> {
+        let (reply, answer) = bounded(1);
+        self.post(make(reply));
+        answer
+    }
+
     /// Puts in an event that has a refusal for an answer, and waits for the answer.
     ///
     /// # Errors
     /// The controller's refusal; `shutting_down` when it has ended.
     pub fn ask<T>(&self, make: impl FnOnce(Sender<Result<T, WireError>>) -> Event) -> Result<T, WireError> {
-        let (reply, answer) = bounded(1);
-        self.post(make(reply));
-        answer.recv().unwrap_or_else(|_| Err(shutting_down()))
+        self.want(make).recv().unwrap_or_else(|_| Err(shutting_down()))
     }
 
     /// How the pod is; `None` when the controller has ended.
     pub fn state(&self) -> Option<State> {
-        let (reply, answer) = bounded(1);
-        self.post(Event::State(reply));
-        answer.recv().ok()
+        self.want(Event::State).recv().ok()
     }
 
     /// Takes the texts that wait for the turn.
     pub fn take_queued(&self) -> Vec<Input> {
-        let (reply, answer) = bounded(1);
-        self.post(Event::TakeQueued(reply));
-        answer.recv().unwrap_or_default()
+        self.want(Event::TakeQueued).recv().unwrap_or_default()
     }
 
     /// Begins to listen for news; everything after this call counts.
     pub fn await_news(&self) -> Receiver<NewsKind> {
-        let (reply, news) = bounded(1);
-        self.post(Event::AwaitNews(reply));
-        news
+        self.want(Event::AwaitNews)
     }
 }
 

@@ -7,16 +7,15 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::store::life;
 use crate::store::registry::{Origin, PodRecord};
 use crate::store::session::Session;
+use crate::store::{life, repair};
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, Heard, NewsKind};
-use crate::tools::stop::{self, Manner, Stopped};
+use crate::tools::stop::{self, Manner, Outcome, Stopped};
 use crate::tools::survey::{self, address_of_record};
-use crate::wire::client;
-use crate::words::allocation::AllocationTable;
+use crate::words::allocation::Allocation;
 use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, PodId};
 use crate::words::message::Summary;
@@ -98,8 +97,7 @@ fn known(context: &PodContext, pod_id: &str) -> Result<PodRecord> {
 /// When the pod is not known, does not answer, or refuses.
 pub(crate) fn send(context: &PodContext, input: SendInput) -> Result<Value> {
     let record = known(context, &input.pod_id)?;
-    let method = Method::Run { input: input.message };
-    let reply: RunReply = client::ask(&address_of_record(&record), Some(&context.own), method)?;
+    let reply: RunReply = context.ask(&record, Method::Run { input: input.message })?;
     Ok(json!({ "pod_id": record.pod_id, "delivered": true, "turn": reply.turn, "queued": reply.queued }))
 }
 
@@ -109,26 +107,18 @@ pub(crate) fn send(context: &PodContext, input: SendInput) -> Result<Value> {
 /// When the pod was never known, or lives but does not answer.
 pub(crate) fn read(context: &PodContext, input: ReadInput) -> Result<Value> {
     let record = known_or_ended(context, &input.pod_id)?;
-    let asked = client::ask(
-        &address_of_record(&record),
-        Some(&context.own),
-        Method::ReadOutput { since: input.since },
-    );
-    let output: OutputReply = match asked {
-        Ok(output) => output,
-        Err(error) if life::probe(context.lock.runtime(), &record.life) == life::Holding::Held => {
-            return Err(error);
-        }
-        Err(_) => from_history(context, &record, input.since)?,
+    let output = match context.ask(&record, Method::ReadOutput { since: input.since }) {
+        Err(error) if context.lives(&record.life) => return Err(error),
+        asked => asked.or_else(|_| from_history(context, &record, input.since))?,
     };
-    let turn_over =
-        if output.status == Status::Running { output.turn.saturating_sub(1) } else { output.turn };
     if !output.more {
-        context.mailbox.post(Event::Heard(Heard::Output { life: record.life.clone(), turn: turn_over }));
+        let turn = output.turn.saturating_sub(u64::from(output.status == Status::Running)); // the last that is over
+        context.mailbox.post(Event::Heard(Heard::Output { life: record.life, turn }));
     }
+    let OutputReply { status, text, cursor, more, turn, last_result } = output;
     Ok(json!({
-        "pod_id": record.pod_id, "status": output.status, "turn": output.turn, "last_result": output.last_result,
-        "text": output.text, "cursor": output.cursor, "more": output.more
+        "pod_id": record.pod_id, "status": status, "turn": turn, "last_result": last_result, "text": text,
+        "cursor": cursor, "more": more
     }))
 }
 
@@ -168,31 +158,11 @@ pub(crate) fn stop_pod(context: &PodContext, input: &StopInput, cancel: &Cancel)
         context.registry.end(&record.life)?;
         return Ok(json!({ "pod_id": record.pod_id, "how": stop::End::AlreadyEnded, "scope_returned": [] }));
     };
-    let manner =
-        Manner { from: Some(&context.own), limit: context.manifest.limits.stop(), ask: true, cancel };
-    let lives: Vec<Life> = if input.tree {
-        table
-            .subtree(&target.pod_id)
-            .iter()
-            .map(|below| below.life.clone())
-            .chain([target.life.clone()])
-            .collect()
-    } else {
-        vec![target.life.clone()]
-    };
-    lives.iter().for_each(|life| context.mailbox.post(Event::Heard(Heard::Stopping(life.clone()))));
-    let outcome = stop::stop_all(&context.lock, &target, input.tree, manner);
-    let still_there = context.lock.read()?;
-    for life in lives.iter().filter(|life| still_there.by_life(life).is_some()) {
-        context.mailbox.post(Event::Heard(Heard::NotStopped(life.clone()))); // its end will be news
-    }
-    lives.iter().try_for_each(|life| forget_if_dead(context, &table, life))?;
-    survey::add_descendants(context, &context.lock.read()?)?;
-    let (stopped, failed): (Vec<_>, Vec<_>) = outcome.into_iter().partition(Result::is_ok);
-    let stopped: Vec<Stopped> = stopped.into_iter().flatten().collect();
-    if let Some(Err((pod_id, error))) = failed.into_iter().next() {
-        return Err(Error::told(format!("pod \"{pod_id}\" is not stopped: {error}")));
-    }
+    let outcome = end(context, &target, input.tree, cancel)?;
+    let stopped = outcome.into_iter().map(|one| {
+        one.map_err(|(pod_id, error)| Error::told(format!("pod \"{pod_id}\" is not stopped: {error}")))
+    });
+    let stopped = stopped.collect::<Result<Vec<Stopped>>>()?;
     Ok(if input.tree { json!({ "stopped": stopped }) } else { json!(stopped.first()) })
 }
 
@@ -204,20 +174,38 @@ pub(crate) fn introduce(context: &PodContext, input: &IntroduceInput) -> Result<
     let to = known(context, &input.to)?;
     let other = known(context, &input.pod_id)?;
     let pods = vec![Introduction { pod_id: other.pod_id.clone(), life: other.life }];
-    client::ask::<Done>(&address_of_record(&to), Some(&context.own), Method::Introduce { pods })?;
+    context.ask::<Done>(&to, Method::Introduce { pods })?;
     Ok(json!({ "to": to.pod_id, "knows": other.pod_id }))
 }
 
-fn forget_if_dead(context: &PodContext, table: &AllocationTable, life: &Life) -> Result<()> {
-    let is_dead = table.by_life(life).is_none_or(|entry| life::is_dead(context.lock.runtime(), entry));
-    if is_dead { context.registry.end(life).map(|_| ()) } else { Ok(()) }
-}
-
-/// A pod that WaitPods found to be done.
-struct Finished {
-    record: PodRecord,
-    status: Status,
-    answer: Option<StatusReply>,
+/// Ends a pod of this one's, with `tree` all below it too; each outcome. The ends that it causes are no news.
+pub(crate) fn end(
+    context: &PodContext,
+    target: &Allocation,
+    tree: bool,
+    cancel: &Cancel,
+) -> Result<Vec<Outcome>> {
+    let table = repair::living(&context.lock)?;
+    let below = table.subtree(&target.pod_id).into_iter().filter(|_| tree);
+    let ending: Vec<&Allocation> = below.chain([target]).collect();
+    let hear = |heard: fn(Life) -> Heard, entry: &Allocation| {
+        context.mailbox.post(Event::Heard(heard(entry.life.clone())));
+    };
+    ending.iter().for_each(|entry| hear(Heard::Stopping, entry));
+    let limit = context.manifest.limits.stop();
+    let manner = Manner { from: Some(&context.own), limit, ask: true, cancel };
+    let outcome = stop::stop_all(&context.lock, target, tree, manner);
+    let table = context.lock.read()?;
+    for entry in ending {
+        if table.by_life(&entry.life).is_some() {
+            hear(Heard::NotStopped, entry); // its end will be news
+        }
+        if life::is_dead(context.lock.runtime(), entry) {
+            context.registry.end(&entry.life)?;
+        }
+    }
+    survey::add_descendants(context, &table)?;
+    Ok(outcome)
 }
 
 /// Runs WaitPods: asks at the start, at each piece of news and every 5 s, and makes no model request meanwhile.
@@ -265,49 +253,39 @@ fn known_or_ended(context: &PodContext, pod_id: &str) -> Result<PodRecord> {
     })
 }
 
-fn look(context: &PodContext, records: &[PodRecord]) -> (Vec<Finished>, Vec<PodId>) {
+/// A pod that WaitPods has asked, with its answer.
+type Asked<'a> = (&'a PodRecord, Option<StatusReply>);
+
+/// Who is done, and who is at work.
+fn look<'a>(context: &PodContext, records: &'a [PodRecord]) -> (Vec<Asked<'a>>, Vec<Asked<'a>>) {
     let addresses: Vec<_> = records.iter().map(address_of_record).collect();
-    let answers = survey::ask_all(&addresses, Some(&context.own));
-    let (mut done, mut running) = (Vec::new(), Vec::new());
-    for (record, answer) in records.iter().zip(answers) {
-        let lives = || life::probe(context.lock.runtime(), &record.life) == life::Holding::Held;
-        let status = match &answer {
-            Some(answer) if answer.is_at_work() => Status::Running,
-            Some(answer) => answer.status,
-            None if lives() => Status::Running, // it does not answer, so nobody knows that it is done
-            None => Status::Stopped,
-        };
-        if status == Status::Running {
-            running.push(record.pod_id.clone());
-        } else {
-            done.push(Finished { record: record.clone(), status, answer });
-        }
-    }
-    (done, running)
+    let asked = records.iter().zip(survey::ask_all(&addresses, Some(&context.own)));
+    asked.partition(|(record, answer)| match answer {
+        Some(answer) => !answer.is_at_work(),
+        None => !context.lives(&record.life), // while it lives without an answer, nobody knows that it is done
+    })
 }
 
-fn report(context: &PodContext, done: &[Finished], running: &[PodId], why: &str) -> Value {
-    let rows: Vec<Value> = done
-        .iter()
-        .map(|finished| {
-            let ended = finished.status == Status::Stopped;
-            let turn = finished.answer.as_ref().map_or(u64::MAX, |answer| answer.turn);
-            let life = finished.record.life.clone();
-            context.mailbox.post(Event::Heard(Heard::Reported { life, turn, ended }));
-            let mut row = json!({ "pod_id": finished.record.pod_id, "status": finished.status });
-            if let (Some(answer), Some(row)) = (&finished.answer, row.as_object_mut()) {
-                row.insert("turn".into(), json!(answer.turn));
-                row.insert("last_result".into(), json!(answer.last_result));
-                row.insert("last_response".into(), json!(answer.last_response));
-            }
-            row
-        })
-        .collect();
-    if done.iter().any(|finished| finished.status == Status::Stopped) {
+fn report(context: &PodContext, done: &[Asked<'_>], running: &[Asked<'_>], why: &str) -> Value {
+    let row = |(PodRecord { pod_id, life, .. }, answer): &Asked<'_>| {
+        let turn = answer.as_ref().map_or(u64::MAX, |answer| answer.turn);
+        let heard = Heard::Reported { life: life.clone(), turn, ended: answer.is_none() };
+        context.mailbox.post(Event::Heard(heard));
+        match answer {
+            Some(StatusReply { status, turn, last_result, last_response, .. }) => json!({
+                "pod_id": pod_id, "status": status, "turn": turn, "last_result": last_result,
+                "last_response": last_response
+            }),
+            None => json!({ "pod_id": pod_id, "status": Status::Stopped }),
+        }
+    };
+    let rows: Vec<Value> = done.iter().map(row).collect();
+    if done.iter().any(|(_, answer)| answer.is_none()) {
         // What they held is to be seen by the next call already, and nobody may have opened the lock since.
         if let Err(error) = context.lock.edit(None, |_| Ok(())) {
             log::warn!("cannot take back what ended pods held: {error}"); // their watchers do
         }
     }
+    let running: Vec<&PodId> = running.iter().map(|(record, _)| &record.pod_id).collect();
     json!({ "why": why, "done": rows, "still_running": running })
 }

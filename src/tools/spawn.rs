@@ -16,14 +16,11 @@ use crate::store::session;
 use crate::sys::wait::Cancel;
 use crate::sys::{clock, process};
 use crate::tools::context::PodContext;
-use crate::tools::mailbox::{Event, Heard};
-use crate::tools::stop::{self, Manner};
-use crate::tools::survey;
-use crate::wire::client;
+use crate::tools::{pods, survey};
 use crate::wire::launch::{self, Launch, Ready};
 use crate::words::allocation::{Allocation, AllocationState};
 use crate::words::error::{Error, Result};
-use crate::words::identity::{Life, PodName};
+use crate::words::identity::PodName;
 use crate::words::protocol::{Method, PodEvent, RunReply};
 use crate::words::scope::Rule;
 
@@ -191,7 +188,7 @@ impl Begun<'_> {
         let args = [
             ("--name", self.entry.name.to_string()),
             ("--dir", text(directory)),
-            ("--adopt", self.reservation.life().to_string()),
+            ("--adopt", self.entry.life.to_string()),
             ("--overlay", "-".into()),
             ("--callback", text(&self.context.socket)),
         ];
@@ -221,9 +218,7 @@ impl Begun<'_> {
         if cancel.is_set() {
             return Err(Error::Cancelled);
         }
-        let address = survey::address_of_record(record);
-        client::ask::<RunReply>(&address, Some(&self.context.own), Method::Run { input: task.to_owned() })
-            .map(|_| ())
+        self.context.ask::<RunReply>(record, Method::Run { input: task.to_owned() }).map(drop)
     }
 
     fn tell(self, record: &PodRecord) -> Value {
@@ -233,21 +228,15 @@ impl Begun<'_> {
             sub_socket: record.socket.to_string_lossy().into_owned(),
             scope: record.scope.clone(),
         });
-        self.release_reservation();
-        json!({ "pod_id": record.pod_id, "address": record.socket, "scope": record.scope })
-    }
-
-    fn release_reservation(self) {
-        let life = self.reservation.life().clone();
         drop(self.reservation);
-        life::remove(self.context.lock.runtime(), &life);
+        life::remove(self.context.lock.runtime(), &self.entry.life);
+        json!({ "pod_id": record.pod_id, "address": record.socket, "scope": record.scope })
     }
 
     fn undo(self) {
         let context = self.context;
-        let reservation: Life = self.reservation.life().clone();
         let adopted = context.lock.edit(None, |table| {
-            table.release(&reservation);
+            table.release(&self.entry.life);
             // What the child has put in its place is a live entry of that id under this pod.
             Ok(table
                 .get(&self.entry.pod_id)
@@ -256,7 +245,7 @@ impl Begun<'_> {
         });
         match adopted {
             Ok(edited) => {
-                life::remove(context.lock.runtime(), &reservation);
+                life::remove(context.lock.runtime(), &self.entry.life);
                 if let Some(child) = edited.value {
                     stop_child(context, &child);
                 }
@@ -275,18 +264,12 @@ impl Begun<'_> {
 
 /// Stops a child that came too far, as StopPod would, and forgets it.
 fn stop_child(context: &PodContext, child: &Allocation) {
-    context.mailbox.post(Event::Heard(Heard::Stopping(child.life.clone())));
     let Ok(cancel) = Cancel::new() else { return };
-    let manner = Manner {
-        from: Some(&context.own),
-        limit: context.manifest.limits.stop(),
-        ask: true,
-        cancel: &cancel,
+    let failed = match pods::end(context, child, false, &cancel) {
+        Ok(outcome) => outcome.into_iter().find_map(Result::err).map(|(_, error)| error),
+        Err(error) => Some(error),
     };
-    if let Err(error) = stop::stop(&context.lock, child, manner) {
+    if let Some(error) = failed {
         log::error!("cannot stop pod \"{}\" after its failed start: {error}", child.pod_id); // the lock shows it
-    }
-    if let Err(error) = context.registry.end(&child.life) {
-        log::warn!("cannot forget pod \"{}\": {error}", child.pod_id); // its watcher does
     }
 }

@@ -1,7 +1,7 @@
 //! Ending other pods: a graceful request, a wait for the life lock, and a kill by identity for those that do
 //! not obey. Used by the tool StopPod, by a failed spawn, and by people.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -78,15 +78,12 @@ pub struct Manner<'a> {
 ///
 /// # Errors
 /// `Error::Cancelled`, or a sentence when it lives on even after a kill.
-pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<Stopped> {
-    if let Some(pod) = come_of(lock, target, manner)? {
-        return stop(lock, &pod, manner);
-    }
+fn stop(lock: &ScopeLock, found: &Allocation, manner: Manner<'_>) -> Result<Stopped> {
+    let target = &come_of(lock, found, manner)?;
     let address = address_of(target);
-    let last_words =
-        || client::ask_within::<StatusReply>(&address, manner.from, Method::Status, STATUS_LIMIT).ok();
-    let last_response = last_words().map(|status| cut_end(&status.last_response, MAX_LAST_RESPONSE_BYTES));
-    let children = children_of(&living(lock), target);
+    let asked = client::ask_within::<StatusReply>(&address, manner.from, Method::Status, STATUS_LIMIT);
+    let last_response = asked.map(|status| cut_end(&status.last_response, MAX_LAST_RESPONSE_BYTES));
+    let children: Vec<Life> = living(lock).children(&target.pod_id).map(|child| child.life.clone()).collect();
     let how = end(lock, target, manner)?;
     let released = lock.edit(Some(manner.cancel), |table| {
         lock.release(table, &target.life);
@@ -107,8 +104,8 @@ pub fn stop(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result
     })
 }
 
-/// The pod that a reservation becomes while it is waited for; `None` where it is none, or goes away.
-fn come_of(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<Option<Allocation>> {
+/// The pod that a reservation becomes while it is waited for; the entry itself where it is none, or goes away.
+fn come_of(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<Allocation> {
     let deadline = Instant::now() + manner.limit;
     while target.state == AllocationState::Starting && Instant::now() < deadline {
         let table = living(lock);
@@ -116,22 +113,18 @@ fn come_of(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<
             return Ok(adopted(&table, target));
         }
         if life::is_dead(lock.runtime(), target) {
-            return Ok(None);
+            break;
         }
         if manner.cancel.sleep(NOT_YET) {
             return Err(Error::Cancelled);
         }
     }
-    Ok(None)
+    Ok(target.clone())
 }
 
 /// Who lives, as far as that can be told.
 fn living(lock: &ScopeLock) -> AllocationTable {
     repair::living(lock).unwrap_or_default()
-}
-
-fn children_of(table: &AllocationTable, target: &Allocation) -> Vec<Life> {
-    table.children(&target.pod_id).map(|child| child.life.clone()).collect()
 }
 
 /// Who goes on below the spawner of the pod that ended: the children it had when it was asked, and whoever it
@@ -151,8 +144,10 @@ fn survivors(table: &AllocationTable, ended: &Allocation, children: &[Life]) -> 
 
 fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End> {
     let runtime = lock.runtime();
-    let ended_within =
-        |limit: Duration| life::ended_by(runtime, target, manner.cancel, Instant::now() + limit);
+    let ended_within = |limit: Duration| {
+        let is_over = life::ended_by(runtime, target, manner.cancel, Instant::now() + limit);
+        if !is_over && manner.cancel.is_set() { Err(Error::Cancelled) } else { Ok(is_over) }
+    };
     if life::is_dead(runtime, target) {
         return Ok(End::AlreadyEnded);
     }
@@ -166,18 +161,14 @@ fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End>
                 if matches!(refusal.code, ErrorCode::ShuttingDown | ErrorCode::UnknownPod));
             // It does not listen yet, or no longer, or hangs; the lock tells.
             let is_silent = matches!(error, Error::Unreachable { .. });
-            let is_over = || ended_within(NOT_YET.min(left())) || left().is_zero() || manner.cancel.is_set();
-            if is_gone || is_silent && is_over() {
+            if is_gone || is_silent && (ended_within(NOT_YET.min(left()))? || left().is_zero()) {
                 break;
             } else if !is_silent {
                 return Err(error);
             }
         }
-        if ended_within(left()) {
+        if ended_within(left())? {
             return Ok(End::Graceful);
-        }
-        if manner.cancel.is_set() {
-            return Err(Error::Cancelled);
         }
     }
     // The number in the file is never trusted: its process must have the life file open, and the start time be
@@ -188,11 +179,8 @@ fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End>
             log::warn!("cannot kill pod \"{}\" (pid {}): {error}", target.pod_id, target.pid); // its life decides
         }
     }
-    if ended_within(KILL_LIMIT) {
+    if ended_within(KILL_LIMIT)? {
         return Ok(End::Killed);
-    }
-    if manner.cancel.is_set() {
-        return Err(Error::Cancelled);
     }
     Err(Error::told(format!(
         "pod \"{}\" (pid {}) lives on although it was killed; its scope stays lent until it is gone",
@@ -200,43 +188,28 @@ fn end(lock: &ScopeLock, target: &Allocation, manner: Manner<'_>) -> Result<End>
     )))
 }
 
-/// Stops a pod, with `tree` everything below it too; each outcome.
-pub fn stop_all(lock: &ScopeLock, target: &Allocation, tree: bool, manner: Manner<'_>) -> Vec<Outcome> {
-    if tree {
-        return stop_tree(lock, target, manner);
-    }
-    vec![stop(lock, target, manner).map_err(|error| (target.pod_id.clone(), error))]
-}
-
 /// What stopping one pod came to; the pod that could not be stopped, and why.
 pub type Outcome = Result<Stopped, (PodId, Error)>;
 
-/// Stops a pod and everything below it, top down, so that nobody is woken to spawn more.
+/// Stops a pod, with `tree` everything below it too; each outcome. Top down, so that nobody is woken to spawn more.
 ///
 /// The set is taken from the lock before each stop, and what a pod lent in its last moments is found by its
 /// `spawned_by` after it. One that cannot be stopped is told in `Err` and does not keep the others.
-fn stop_tree(lock: &ScopeLock, root: &Allocation, manner: Manner<'_>) -> Vec<Outcome> {
+pub fn stop_all(lock: &ScopeLock, root: &Allocation, tree: bool, manner: Manner<'_>) -> Vec<Outcome> {
     let mut queue = VecDeque::from([root.clone()]);
-    let mut seen = vec![root.life.clone()];
+    let mut seen = HashSet::from([root.life.clone()]);
     let mut outcome = Vec::new();
     while let Some(found) = queue.pop_front() {
         // Its spawner has ended by now, so a reservation that was found has become a pod, or never will.
-        let target = adopted(&living(lock), &found).unwrap_or_else(|| found.clone());
-        if target.life != found.life {
-            if seen.contains(&target.life) {
-                continue; // it is in the queue as the pod that it has become
-            }
-            seen.push(target.life.clone());
+        let target = adopted(&living(lock), &found);
+        if target.life != found.life && !seen.insert(target.life.clone()) {
+            continue; // it is in the queue as the pod that it has become
         }
         let mut add_children = |late: bool| {
-            let table = living(lock);
-            for allocation in table.allocations() {
-                let is_child = allocation.delegated_from.as_ref() == Some(&target.pod_id);
-                if (is_child || (late && was_spawned_by(allocation, &target)))
-                    && !seen.contains(&allocation.life)
-                {
-                    seen.push(allocation.life.clone());
-                    queue.push_back(allocation.clone());
+            for entry in living(lock).allocations().iter().filter(|_| tree) {
+                let is_child = entry.delegated_from.as_ref() == Some(&target.pod_id);
+                if (is_child || late && was_spawned_by(entry, &target)) && seen.insert(entry.life.clone()) {
+                    queue.push_back(entry.clone());
                 }
             }
         };
@@ -248,14 +221,13 @@ fn stop_tree(lock: &ScopeLock, root: &Allocation, manner: Manner<'_>) -> Vec<Out
     outcome
 }
 
-/// The pod that a reservation has become. Adoption changes life and process, and nothing else that is compared.
-fn adopted(table: &AllocationTable, reservation: &Allocation) -> Option<Allocation> {
-    if reservation.state == AllocationState::Live || table.by_life(&reservation.life).is_some() {
-        return None;
-    }
-    let entry = table.get(&reservation.pod_id)?;
-    let is_same = entry.spawned_by == reservation.spawned_by && entry.since == reservation.since;
-    is_same.then(|| entry.clone())
+/// The pod that a reservation has become, or the entry itself where that is none or is still there. Adoption changes
+/// life and process, and nothing else that is compared.
+fn adopted(table: &AllocationTable, found: &Allocation) -> Allocation {
+    let is_same = |entry: &&Allocation| entry.spawned_by == found.spawned_by && entry.since == found.since;
+    let is_gone = found.state == AllocationState::Starting && table.by_life(&found.life).is_none();
+    let pod = table.get(&found.pod_id).filter(|_| is_gone).filter(is_same);
+    pod.unwrap_or(found).clone()
 }
 
 /// Whether this very life of `spawner` spawned the pod, whoever has it now. An earlier life of the same pod_id has

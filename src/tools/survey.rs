@@ -11,7 +11,7 @@ use crate::sys::thread;
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::Event;
 use crate::wire::client::{self, Address, Asker};
-use crate::words::allocation::{Allocation, AllocationTable};
+use crate::words::allocation::{Allocation, AllocationState, AllocationTable};
 use crate::words::error::Result;
 use crate::words::identity::{Life, PodId};
 use crate::words::limits::MAX_LAST_RESPONSE_BYTES;
@@ -80,14 +80,12 @@ pub fn session_folder(state: &Path, pod_id: &PodId, life: &Life) -> Option<PathB
 pub fn known_pods(context: &PodContext) -> Result<Vec<KnownPod>> {
     let table = context.lock.edit(None, |table| Ok(table.clone()))?.value;
     add_descendants(context, &table)?;
-    let depth = |record: &PodRecord| (table.ancestors(&record.pod_id).len(), record.pod_id.clone());
     let mut records = context.registry.pods();
-    records.sort_by_key(depth);
+    records.sort_by_key(|record| (table.ancestors(&record.pod_id).len(), record.pod_id.clone()));
     let addresses: Vec<Address> = records.iter().map(address_of_record).collect();
-    let answers = ask_all(&addresses, Some(&context.own));
-    let described = records.iter().zip(answers);
-    let mut pods: Vec<KnownPod> =
-        described.map(|(record, answer)| describe(&context.lock, &table, record, answer)).collect();
+    let described = records.iter().zip(ask_all(&addresses, Some(&context.own)));
+    let describe = |(record, answer)| describe(&context.lock, &table, record, answer);
+    let mut pods: Vec<KnownPod> = described.map(describe).collect();
     let usages: Vec<(PodId, Usage)> = pods.iter().map(|pod| (pod.pod_id.clone(), pod.usage)).collect();
     for pod in &mut pods {
         pod.usage_tree = usage_of_tree(&table, &pod.pod_id, &usages);
@@ -134,18 +132,14 @@ pub fn record_of(state: &Path, entry: &Allocation, origin: Origin) -> PodRecord 
 /// # Errors
 /// When the registry cannot be written.
 pub fn add_descendants(context: &PodContext, table: &AllocationTable) -> Result<()> {
-    for allocation in table.subtree(&context.own.pod_id) {
-        let is_there = allocation.state == crate::words::allocation::AllocationState::Live;
-        if let Some(known) = context.registry.by_life(&allocation.life) {
-            if known.spawner != allocation.delegated_from {
-                context.registry.add(PodRecord { spawner: allocation.delegated_from.clone(), ..known })?;
+    for entry in table.subtree(&context.own.pod_id) {
+        match context.registry.by_life(&entry.life) {
+            Some(known) if known.spawner != entry.delegated_from => {
+                context.registry.add(PodRecord { spawner: entry.delegated_from.clone(), ..known })?;
             }
-            continue;
+            None if entry.state == AllocationState::Live => drop(know(context, entry, Origin::Descendant)?),
+            Some(_) | None => {}
         }
-        if !is_there {
-            continue;
-        }
-        know(context, allocation, Origin::Descendant)?;
     }
     Ok(())
 }
@@ -157,31 +151,10 @@ pub fn describe(
     record: &PodRecord,
     answer: Option<StatusReply>,
 ) -> KnownPod {
-    let entry = table.by_life(&record.life);
-    let known = |status: Status, detail: &str| KnownPod {
-        pod_id: record.pod_id.clone(),
-        name: record.name.clone(),
-        status,
-        answers: false,
-        detail: detail.to_owned(),
-        since: 0,
-        scope: record.scope.clone(),
-        last_response: String::new(),
-        turn: 0,
-        usage: Usage::default(),
-        usage_tree: Usage::default(),
-        spawner: entry.and_then(|entry| entry.delegated_from.clone()),
-        socket: record.socket.to_string_lossy().into_owned(),
-    };
-    match answer {
-        Some(answer) => KnownPod {
-            answers: true,
-            since: answer.since,
-            last_response: cut_end(&answer.last_response, MAX_LAST_RESPONSE_BYTES),
-            turn: answer.turn,
-            usage: answer.usage,
-            ..known(answer.status, &answer.detail)
-        },
+    let (status, detail, turn, usage, last_response) = match &answer {
+        Some(StatusReply { status, detail, turn, usage, last_response, .. }) => {
+            (*status, detail.as_str(), *turn, *usage, last_response.clone())
+        }
         None => {
             let lives = life::probe(lock.runtime(), &record.life) == life::Holding::Held;
             let summary = logged_summary(record.state_dir.as_deref());
@@ -190,12 +163,22 @@ pub fn describe(
             } else {
                 (Status::Stopped, "has ended")
             };
-            KnownPod {
-                last_response: cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
-                turn: summary.turn,
-                usage: summary.usage,
-                ..known(status, detail)
-            }
+            (status, detail, summary.turn, summary.usage, summary.last_response)
         }
+    };
+    KnownPod {
+        pod_id: record.pod_id.clone(),
+        name: record.name.clone(),
+        status,
+        answers: answer.is_some(),
+        detail: detail.to_owned(),
+        since: answer.as_ref().map_or(0, |answer| answer.since),
+        scope: record.scope.clone(),
+        last_response: cut_end(&last_response, MAX_LAST_RESPONSE_BYTES),
+        turn,
+        usage,
+        usage_tree: Usage::default(),
+        spawner: table.by_life(&record.life).and_then(|entry| entry.delegated_from.clone()),
+        socket: record.socket.to_string_lossy().into_owned(),
     }
 }
