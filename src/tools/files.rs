@@ -6,47 +6,20 @@
 //! excepted. Runs on the turn thread.
 
 use std::fs::Metadata;
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-
 use crate::sys::clock::random_hex;
 use crate::sys::file::{self, Stamp};
-use crate::sys::wait::Cancel;
 use crate::tools::edit::{EDIT_BYTES_MAX, edit_text};
 use crate::tools::page::Page;
-use crate::tools::place::{FileDesk, Found, Why, judged_text};
-use crate::words::error::{Error, Result};
+use crate::tools::place::{FileCall, Found, Why, judged_text};
+use crate::words::error::Result;
 use crate::words::scope::{EffectiveScope, Verdict};
 
-/// What ReadFile is given.
-#[derive(Debug, Deserialize)]
-pub struct ReadInput {
-    path: String,
-    offset: Option<u64>,
-    limit: Option<u64>,
-}
-
-/// What WriteFile is given.
-#[derive(Debug, Deserialize)]
-pub struct WriteInput {
-    path: String,
-    content: String,
-}
-
-/// What EditFile is given.
-#[derive(Debug, Deserialize)]
-pub struct EditInput {
-    path: String,
-    old: String,
-    new: String,
-    all: Option<bool>,
-}
-
-impl FileDesk {
+impl FileCall<'_> {
     /// `ReadFile`: one page of numbered lines, and what was left out.
     ///
     /// Memory and time are bounded whatever the file: long lines are cut, and a call that has looked for 2 s stops
@@ -54,20 +27,15 @@ impl FileDesk {
     ///
     /// # Errors
     /// When the place may not be read, or it is no text file.
-    pub fn read_file(
-        &mut self,
-        scope: &EffectiveScope,
-        input: &ReadInput,
-        cancel: &Cancel,
-    ) -> Result<String> {
-        let (first, limit) = (input.offset.unwrap_or(1), input.limit.unwrap_or(u64::MAX));
-        let found = self.find(&input.path)?;
+    pub fn read_file(&mut self, path: &str, offset: Option<u64>, limit: Option<u64>) -> Result<String> {
+        let (first, limit) = (offset.unwrap_or(1), limit.unwrap_or(u64::MAX));
+        let found = self.desk.find(path)?;
         found.attempt("read", || {
-            self.judge_read(scope, &found)?;
+            self.judge_read(&found)?;
             let (open, metadata) = found.open()?;
             let page =
-                Page::new(open, metadata.len(), cancel).read(first, limit, self.limits.file_read_bytes)?;
-            self.remember(found.place(), Stamp::of(metadata));
+                Page::new(open, metadata.len(), self.cancel).read(first, limit, self.desk.page_bytes_max)?;
+            self.desk.remember(found.place(), Stamp::of(metadata));
             Ok(page)
         })
     }
@@ -77,22 +45,17 @@ impl FileDesk {
     /// # Errors
     /// When the place may not be written, something else than a file is there, or the file
     /// changed since the pod last read or wrote it. Nothing is changed then.
-    pub fn write_file(
-        &mut self,
-        scope: &EffectiveScope,
-        input: &WriteInput,
-        cancel: &Cancel,
-    ) -> Result<String> {
-        let found = self.find(&input.path)?;
+    pub fn write_file(&mut self, path: &str, content: &str) -> Result<String> {
+        let found = self.desk.find(path)?;
         found.attempt("write", || {
-            self.judge_write(scope, &found)?;
+            self.judge_write(&found)?;
             let old = replaceable(&found)?;
-            if old.is_some_and(|old| self.has_changed(&found.place(), &Stamp::of(old))) {
+            if old.is_some_and(|old| self.desk.has_changed(&found.place(), &Stamp::of(old))) {
                 return Err("it has changed since you read it; read it again before you write it".into());
             }
-            self.put(scope, &found, input.content.as_bytes(), cancel)?;
+            self.put(&found, content.as_bytes())?;
             let verb = if old.is_some() { "replaced" } else { "created" };
-            let (bytes, lines) = (input.content.len(), input.content.lines().count());
+            let (bytes, lines) = (content.len(), content.lines().count());
             Ok(format!("{verb} {}: {bytes} bytes, {lines} lines written", found.named()))
         })
     }
@@ -102,16 +65,11 @@ impl FileDesk {
     /// # Errors
     /// As `write_file`; also when the old text does not occur exactly once. Whether the pod has seen the file
     /// does not matter: the edit works on the content of this moment.
-    pub fn edit_file(
-        &mut self,
-        scope: &EffectiveScope,
-        input: &EditInput,
-        cancel: &Cancel,
-    ) -> Result<String> {
-        let found = self.find(&input.path)?;
+    pub fn edit_file(&mut self, path: &str, old: &str, new: &str, all: bool) -> Result<String> {
+        let found = self.desk.find(path)?;
         found.attempt("edit", || {
-            self.judge_write(scope, &found)?;
-            self.judge_read(scope, &found)?;
+            self.judge_write(&found)?;
+            self.judge_read(&found)?;
             replaceable(&found)?;
             let (open, metadata) = found.open()?;
             let size = metadata.len();
@@ -119,35 +77,27 @@ impl FileDesk {
                 return Err(format!("it has {size} bytes, EditFile takes at most {EDIT_BYTES_MAX}").into());
             }
             let content = file::read_whole(&open, EDIT_BYTES_MAX)?;
-            let (content, count) = edit_text(&content, &input.old, &input.new, input.all.unwrap_or(false))?;
-            self.put(scope, &found, &content, cancel)?;
+            let (content, count) = edit_text(&content, old, new, all)?;
+            self.put(&found, &content)?;
             Ok(format!("edited {}: {count} replacement{}", found.named(), if count == 1 { "" } else { "s" }))
         })
     }
 
     /// Gives the place new content, unless something else than was found has its name by then.
-    fn put(
-        &mut self,
-        scope: &EffectiveScope,
-        found: &Found,
-        content: &[u8],
-        cancel: &Cancel,
-    ) -> Result<(), Why> {
-        if cancel.is_set() {
-            return Err(Error::Cancelled.into());
-        }
+    fn put(&mut self, found: &Found, content: &[u8]) -> Result<(), Why> {
+        self.go_on()?;
         let place = found.place();
         let name = Path::new(place.file_name().unwrap_or_default());
         let old = replaceable(found)?;
-        let at = make_directories(scope, found)?;
+        let at = make_directories(&self.scope, found)?;
         let temporary = PathBuf::from(format!(".insomnia-{}.tmp", random_hex(8)?));
         let written = replace(&at, &temporary, name, old, content);
-        if !matches!(written, Ok(Some(_))) {
+        if written.is_err() {
             if let Err(error) = file::remove_at(&at, &temporary) {
                 log::warn!("a temporary file stays beside {}: {error}", found.named()); // the first failure is told
             }
         }
-        self.remember(place, written?.ok_or("it has changed just now; read it again")?);
+        self.desk.remember(place, written?);
         Ok(())
     }
 }
@@ -176,14 +126,14 @@ fn make_directories(scope: &EffectiveScope, found: &Found) -> Result<OwnedFd, Wh
     Ok(at)
 }
 
-/// Writes a new file that then takes the name; `None` if the name is no more what it was.
+/// Writes a new file that then takes the name, if that is still what it was.
 fn replace(
     at: &OwnedFd,
     temporary: &Path,
     name: &Path,
     old: Option<&Metadata>,
     content: &[u8],
-) -> io::Result<Option<Stamp>> {
+) -> Result<Stamp, Why> {
     // Nobody else may open the new content before it has the mode of the old one.
     let mut new = file::create_at(at, temporary, if old.is_some() { 0o600 } else { 0o666 })?;
     if let Some(old) = old {
@@ -195,11 +145,11 @@ fn replace(
     new.write_all(content)?;
     new.sync_data()?;
     if file::stamp_at(at, name)? != old.map(Stamp::of) {
-        return Ok(None);
+        return Err("it has changed just now; read it again".into());
     }
     match old {
         Some(_) => file::rename_at(at, temporary, name)?,
         None => file::rename_new_at(at, temporary, name)?,
     }
-    Ok(Some(Stamp::of(&new.metadata()?))) // after the rename, which changes the change time
+    Ok(Stamp::of(&new.metadata()?)) // after the rename, which changes the change time
 }

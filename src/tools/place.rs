@@ -14,8 +14,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::sys::file::{self, Stamp};
+use crate::sys::wait::Cancel;
 use crate::words::error::{Error, Result};
-use crate::words::limits::Limits;
 use crate::words::scope::{EffectiveScope, Loan, Reach, Rule, Verdict};
 use crate::words::text::{cut_end, escape_name, unescape_name};
 
@@ -36,7 +36,7 @@ pub(crate) type Why = Box<dyn std::error::Error>;
 pub(crate) type Identity = (u64, u64);
 
 /// The file tools of one pod: where they work, what they keep away from, and which files they have seen.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct FileDesk {
     /// The pod's working directory, absolute; relative paths start here.
     pub directory: PathBuf,
@@ -48,23 +48,24 @@ pub struct FileDesk {
     /// Whether `.git/hooks`, `.git/config` and `.insomnia` are kept from being written, because other programs
     /// obey what is written there.
     pub protect_git: bool,
-    /// The pod's limits.
-    pub limits: Limits,
-    seen: HashMap<PathBuf, Stamp>,
+    /// The bytes of a page.
+    pub page_bytes_max: usize,
+    /// The files that the pod knows, each in the state in which it does; none at first.
+    pub seen: HashMap<PathBuf, Stamp>,
+}
+
+/// One call of a file tool.
+#[derive(Debug)]
+pub struct FileCall<'a> {
+    /// The desk that it is done at.
+    pub desk: &'a mut FileDesk,
+    /// What the pod may do now.
+    pub scope: EffectiveScope,
+    /// What ends it early.
+    pub cancel: &'a Cancel,
 }
 
 impl FileDesk {
-    /// A desk that has seen no file yet.
-    pub fn new(
-        directory: PathBuf,
-        hidden: Vec<PathBuf>,
-        shown: Vec<PathBuf>,
-        protect_git: bool,
-        limits: Limits,
-    ) -> FileDesk {
-        FileDesk { directory, hidden, shown, protect_git, limits, seen: HashMap::new() }
-    }
-
     /// Finds where `path` leads: the name as it is, or else the name that `escape_name` has shown like this.
     pub(crate) fn find(&self, path: &str) -> Result<Found> {
         let asked = escape_name(path.as_bytes());
@@ -110,18 +111,17 @@ impl FileDesk {
                 }
                 continue;
             }
-            let opened = if below.is_empty() {
-                file::open_entry_at(&at, Path::new(&name)).map(Some)
-            } else {
-                Ok(None)
-            };
-            let opened = match opened {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-                Ok(Some(opened)) => opened,
-                Ok(None) | Err(_) => {
-                    below.push(name); // of what does not exist nothing is looked at
+            if !below.is_empty() {
+                below.push(name); // of what does not exist nothing is looked at
+                continue;
+            }
+            let opened = match file::open_entry_at(&at, Path::new(&name)) {
+                Ok(opened) => opened,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    below.push(name);
                     continue;
                 }
+                Err(error) => return Err(error.into()),
             };
             let metadata = opened.metadata()?;
             if metadata.is_dir() {
@@ -147,46 +147,6 @@ impl FileDesk {
         Ok(Found { asked: asked.to_owned(), at, real, below, entry, ends_as_directory })
     }
 
-    /// Whether the place may be read; nothing has been read yet.
-    pub(crate) fn judge_read(&self, scope: &EffectiveScope, found: &Found) -> Result<(), Why> {
-        let place = found.place();
-        if self.is_hidden(&place, &found.lineage()?, true) {
-            return Err(HIDDEN.into());
-        }
-        if scope.may_read(&judged_text(&place)) { Ok(()) } else { Err(outside("read", scope.allow.iter())) }
-    }
-
-    /// Whether the place and every directory that has to be created for it may be written; nothing has been
-    /// changed yet.
-    pub(crate) fn judge_write(&self, scope: &EffectiveScope, found: &Found) -> Result<(), Why> {
-        let (place, lineage) = (found.place(), found.lineage()?);
-        for changed in place.ancestors().take(found.below.len().max(1)) {
-            match scope.judge_write(&judged_text(changed)) {
-                Verdict::Allowed => {}
-                Verdict::Lent(loan) => return Err(lent(&loan)),
-                Verdict::Outside => {
-                    return Err(outside("write", scope.allow.iter().filter(|rule| rule.writes())));
-                }
-            }
-        }
-        if self.is_hidden(&place, &lineage, false) {
-            return Err(HIDDEN.into());
-        }
-        if self.protect_git && is_obeyed_by_others(&place) {
-            return Err(PROTECTED.into());
-        }
-        let holds = |loan: &&Loan| {
-            let depth = depth_below(Path::new(loan.rule.path()), &place, &lineage);
-            depth.is_some_and(|depth| loan.rule.reach() == Reach::Recursive || depth <= 1)
-        };
-        scope.lent.iter().find(holds).map_or(Ok(()), |loan| Err(lent(loan)))
-    }
-
-    /// Whether a real path, which really is `this`, is neither hidden nor outside the read scope.
-    pub(crate) fn may_list(&self, scope: &EffectiveScope, place: &Path, this: Option<Identity>) -> bool {
-        !self.is_hidden(place, this.map(Some).as_slice(), true) && scope.may_read(&judged_text(place))
-    }
-
     /// Whether the nearest of Insomnia's own places around a real path is a hidden one; shown ones count if
     /// `reading`. `lineage` is what the path and the directories above really are, as far as that matters.
     pub(crate) fn is_hidden(&self, place: &Path, lineage: &[Option<Identity>], reading: bool) -> bool {
@@ -206,6 +166,59 @@ impl FileDesk {
     /// Whether the pod knows the file in another state than this.
     pub(crate) fn has_changed(&self, place: &Path, now: &Stamp) -> bool {
         self.seen.get(place).is_some_and(|known| known != now)
+    }
+}
+
+impl FileCall<'_> {
+    /// # Errors
+    /// When the turn was cancelled.
+    pub(crate) fn go_on(&self) -> Result<(), Why> {
+        if self.cancel.is_set() { Err(Error::Cancelled.into()) } else { Ok(()) }
+    }
+
+    /// Whether the place may be read; nothing has been read yet.
+    pub(crate) fn judge_read(&self, found: &Found) -> Result<(), Why> {
+        let place = found.place();
+        if self.desk.is_hidden(&place, &found.lineage()?, true) {
+            return Err(HIDDEN.into());
+        }
+        if self.scope.may_read(&judged_text(&place)) {
+            Ok(())
+        } else {
+            Err(outside("read", self.scope.allow.iter()))
+        }
+    }
+
+    /// Whether the place and every directory that has to be created for it may be written; nothing has been
+    /// changed yet.
+    pub(crate) fn judge_write(&self, found: &Found) -> Result<(), Why> {
+        let (place, lineage) = (found.place(), found.lineage()?);
+        for changed in place.ancestors().take(found.below.len().max(1)) {
+            match self.scope.judge_write(&judged_text(changed)) {
+                Verdict::Allowed => {}
+                Verdict::Lent(loan) => return Err(lent(&loan)),
+                Verdict::Outside => {
+                    return Err(outside("write", self.scope.allow.iter().filter(|rule| rule.writes())));
+                }
+            }
+        }
+        if self.desk.is_hidden(&place, &lineage, false) {
+            return Err(HIDDEN.into());
+        }
+        if self.desk.protect_git && is_obeyed_by_others(&place) {
+            return Err(PROTECTED.into());
+        }
+        let holds = |loan: &&Loan| {
+            let depth = depth_below(Path::new(loan.rule.path()), &place, &lineage);
+            depth.is_some_and(|depth| loan.rule.reach() == Reach::Recursive || depth <= 1)
+        };
+        self.scope.lent.iter().find(holds).map_or(Ok(()), |loan| Err(lent(loan)))
+    }
+
+    /// Whether a real path, which really is `this`, is neither hidden nor outside the read self.scope.
+    pub(crate) fn may_list(&self, place: &Path, this: Option<Identity>) -> bool {
+        !self.desk.is_hidden(place, this.map(Some).as_slice(), true)
+            && self.scope.may_read(&judged_text(place))
     }
 }
 
@@ -384,7 +397,7 @@ mod tests {
     use super::*;
 
     fn desk(directory: &Path) -> FileDesk {
-        FileDesk::new(directory.to_owned(), vec![], vec![], true, Limits::default())
+        FileDesk { directory: directory.to_owned(), protect_git: true, ..FileDesk::default() }
     }
 
     #[test]

@@ -4,7 +4,6 @@
 
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::store::registry::{Origin, PodRecord};
@@ -12,6 +11,7 @@ use crate::store::session::Session;
 use crate::store::{life, repair};
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
+use crate::tools::input::Until;
 use crate::tools::mailbox::{Event, Heard, NewsKind};
 use crate::tools::stop::{self, Manner, Outcome, Stopped};
 use crate::tools::survey::{self, address_of_record};
@@ -27,52 +27,6 @@ const WAIT_SECONDS: u64 = 300;
 const WAIT_SECONDS_MAX: u64 = 3600;
 /// A pod whose report was lost is noticed by asking again after this time.
 const WAIT_AGAIN: Duration = Duration::from_secs(5);
-
-/// What SendToPod is given.
-#[derive(Debug, Deserialize)]
-pub(crate) struct SendInput {
-    pod_id: String,
-    message: String,
-}
-
-/// What ReadPodOutput is given.
-#[derive(Debug, Deserialize)]
-pub(crate) struct ReadInput {
-    pod_id: String,
-    since: Option<u64>,
-}
-
-/// What StopPod is given.
-#[derive(Debug, Deserialize)]
-pub(crate) struct StopInput {
-    pod_id: String,
-    #[serde(default)]
-    tree: bool,
-}
-
-/// What IntroducePod is given.
-#[derive(Debug, Deserialize)]
-pub(crate) struct IntroduceInput {
-    to: String,
-    pod_id: String,
-}
-
-/// What WaitPods is given.
-#[derive(Debug, Deserialize)]
-pub(crate) struct WaitInput {
-    pod_ids: Option<Vec<String>>,
-    #[serde(default)]
-    until: Until,
-    timeout_seconds: Option<u64>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Default)]
-#[serde(rename_all = "snake_case")]
-enum Until {
-    Any,
-    #[default]
-    All,
-}
 
 /// A known pod that lives, or the sentence that says which pods there are. The lock is the truth about who is
 /// below this pod, so one that is not known yet is looked for there.
@@ -95,9 +49,9 @@ fn known(context: &PodContext, pod_id: &str) -> Result<PodRecord> {
 ///
 /// # Errors
 /// When the pod is not known, does not answer, or refuses.
-pub(crate) fn send(context: &PodContext, input: SendInput) -> Result<Value> {
-    let record = known(context, &input.pod_id)?;
-    let reply: RunReply = context.ask(&record, Method::Run { input: input.message })?;
+pub(crate) fn send(context: &PodContext, pod_id: &str, message: String) -> Result<Value> {
+    let record = known(context, pod_id)?;
+    let reply: RunReply = context.ask(&record, Method::Run { input: message })?;
     Ok(json!({ "pod_id": record.pod_id, "delivered": true, "turn": reply.turn, "queued": reply.queued }))
 }
 
@@ -105,11 +59,11 @@ pub(crate) fn send(context: &PodContext, input: SendInput) -> Result<Value> {
 ///
 /// # Errors
 /// When the pod was never known, or lives but does not answer.
-pub(crate) fn read(context: &PodContext, input: ReadInput) -> Result<Value> {
-    let record = known_or_ended(context, &input.pod_id)?;
-    let output = match context.ask(&record, Method::ReadOutput { since: input.since }) {
+pub(crate) fn read(context: &PodContext, pod_id: &str, since: Option<u64>) -> Result<Value> {
+    let record = known_or_ended(context, pod_id)?;
+    let output = match context.ask(&record, Method::ReadOutput { since }) {
         Err(error) if context.lives(&record.life) => return Err(error),
-        asked => asked.or_else(|_| from_history(context, &record, input.since))?,
+        asked => asked.or_else(|_| from_history(context, &record, since))?,
     };
     if !output.more {
         let turn = output.turn.saturating_sub(u64::from(output.status == Status::Running)); // the last that is over
@@ -133,20 +87,12 @@ fn from_history(context: &PodContext, record: &PodRecord, since: Option<u64>) ->
     Ok(OutputReply { status: Status::Stopped, text, cursor, more, turn, last_result })
 }
 
-/// Runs ListPods.
-///
-/// # Errors
-/// When `scope.lock` cannot be used.
-pub fn list(context: &PodContext) -> Result<Value> {
-    Ok(json!({ "pods": survey::known_pods(context)? }))
-}
-
 /// Runs StopPod.
 ///
 /// # Errors
 /// When the pod is not known or was only introduced, does not end, or the wait is cancelled.
-pub(crate) fn stop_pod(context: &PodContext, input: &StopInput, cancel: &Cancel) -> Result<Value> {
-    let record = known(context, &input.pod_id)?;
+pub(crate) fn stop_pod(context: &PodContext, pod_id: &str, tree: bool, cancel: &Cancel) -> Result<Value> {
+    let record = known(context, pod_id)?;
     if record.origin == Origin::Introduced {
         return Err(Error::told(format!(
             "pod \"{}\" was only introduced to you: you may send to it and read it, not stop it",
@@ -158,21 +104,21 @@ pub(crate) fn stop_pod(context: &PodContext, input: &StopInput, cancel: &Cancel)
         context.registry.end(&record.life)?;
         return Ok(json!({ "pod_id": record.pod_id, "how": stop::End::AlreadyEnded, "scope_returned": [] }));
     };
-    let outcome = end(context, &target, input.tree, cancel)?;
+    let outcome = end(context, &target, tree, cancel)?;
     let stopped = outcome.into_iter().map(|one| {
         one.map_err(|(pod_id, error)| Error::told(format!("pod \"{pod_id}\" is not stopped: {error}")))
     });
     let stopped = stopped.collect::<Result<Vec<Stopped>>>()?;
-    Ok(if input.tree { json!({ "stopped": stopped }) } else { json!(stopped.first()) })
+    Ok(if tree { json!({ "stopped": stopped }) } else { json!(stopped.first()) })
 }
 
 /// Runs IntroducePod.
 ///
 /// # Errors
 /// When one of the two is not known, or `to` does not take introductions from this pod.
-pub(crate) fn introduce(context: &PodContext, input: &IntroduceInput) -> Result<Value> {
-    let to = known(context, &input.to)?;
-    let other = known(context, &input.pod_id)?;
+pub(crate) fn introduce(context: &PodContext, to: &str, pod_id: &str) -> Result<Value> {
+    let to = known(context, to)?;
+    let other = known(context, pod_id)?;
     let pods = vec![Introduction { pod_id: other.pod_id.clone(), life: other.life }];
     context.ask::<Done>(&to, Method::Introduce { pods })?;
     Ok(json!({ "to": to.pod_id, "knows": other.pod_id }))
@@ -212,15 +158,21 @@ pub(crate) fn end(
 ///
 /// # Errors
 /// When a pod is not known or the turn is cancelled.
-pub(crate) fn wait(context: &PodContext, input: &WaitInput, cancel: &Cancel) -> Result<Value> {
-    let records = match &input.pod_ids {
+pub(crate) fn wait(
+    context: &PodContext,
+    pod_ids: Option<Vec<String>>,
+    until: Until,
+    timeout_seconds: Option<u64>,
+    cancel: &Cancel,
+) -> Result<Value> {
+    let records = match pod_ids {
         Some(ids) => ids.iter().map(|id| known_or_ended(context, id)).collect::<Result<Vec<_>>>()?,
         None => context.registry.pods(),
     };
     if records.is_empty() {
         return Err(Error::told("there is no pod to wait for"));
     }
-    let seconds = input.timeout_seconds.unwrap_or(WAIT_SECONDS).min(WAIT_SECONDS_MAX);
+    let seconds = timeout_seconds.unwrap_or(WAIT_SECONDS).min(WAIT_SECONDS_MAX);
     let deadline = Instant::now() + Duration::from_secs(seconds);
     let names: Vec<String> = records.iter().map(|record| record.pod_id.to_string()).collect();
     context.mailbox.post(Event::Doing(format!("waiting for {}", names.join(", "))));
@@ -232,7 +184,7 @@ pub(crate) fn wait(context: &PodContext, input: &WaitInput, cancel: &Cancel) -> 
         }
         let (done, running) = look(context, &records);
         let left = deadline.saturating_duration_since(Instant::now());
-        let why = match input.until {
+        let why = match until {
             Until::All if running.is_empty() => Some("all are done"),
             Until::Any if !done.is_empty() => Some("at least one is done"),
             Until::All | Until::Any if message => Some("a message for you has arrived"),

@@ -9,16 +9,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
-
 use crate::sys::process::{ErrorOutput, Program, own_pid};
 use crate::sys::wait::Cancel;
 use crate::tools::glob::{Glob, MAX_PATTERN_BYTES};
 use crate::tools::page::SNIFF_BYTES;
-use crate::tools::place::FileDesk;
+use crate::tools::place::FileCall;
 use crate::tools::walk::{Each, Skipped, UNREADABLE, Walk};
 use crate::words::error::{Error, Result};
-use crate::words::scope::EffectiveScope;
 use crate::words::text::{cut_end, harmless_line};
 
 /// Paths in one answer of `ListFiles`.
@@ -41,30 +38,14 @@ const SEARCH_TIME_MAX: Duration = Duration::from_secs(60);
 const BOUNDED_GREP: &str = "ulimit -v 524288 2>/dev/null; { grep \"$@\"; echo $?; } | cut -b 1-400";
 const OUTPUT_BYTES_MAX: usize = BATCH * (HITS_PER_FILE + 2) * 401;
 
-/// What ListFiles is given.
-#[derive(Debug, Deserialize)]
-pub struct ListInput {
-    path: Option<String>,
-    pattern: Option<String>,
-}
-
-/// What SearchFiles is given.
-#[derive(Debug, Deserialize)]
-pub struct SearchInput {
-    pattern: String,
-    path: Option<String>,
-    glob: Option<String>,
-    plain: Option<bool>,
-}
-
-impl FileDesk {
+impl FileCall<'_> {
     /// `ListFiles`: the paths below a directory, sorted, and what was skipped.
     ///
     /// # Errors
     /// When the place is not there or may not be read.
-    pub fn list_files(&self, scope: &EffectiveScope, input: ListInput, cancel: &Cancel) -> Result<String> {
+    pub fn list_files(&self, path: Option<&str>, pattern: Option<&str>) -> Result<String> {
         let mut paths: Vec<String> = Vec::new();
-        let skipped = self.walk_from(scope, input.path, input.pattern, cancel, &mut |step, _| {
+        let skipped = self.walk_from(path, pattern, &mut |step, _| {
             paths.push(step.shown);
             Ok(paths.len() <= PATHS_MAX)
         })?;
@@ -87,22 +68,23 @@ impl FileDesk {
     /// understand the expression; then in its own words.
     pub fn search_files(
         &self,
-        scope: &EffectiveScope,
-        input: SearchInput,
-        cancel: &Cancel,
+        pattern: &str,
+        path: Option<&str>,
+        glob: Option<&str>,
+        plain: bool,
     ) -> Result<String> {
-        let pattern = input.pattern;
         if pattern.is_empty() || pattern.contains(['\n', '\0']) || pattern.len() > MAX_PATTERN_BYTES {
             return Err(Error::told(format!(
                 "SearchFiles: \"pattern\" must have 1 to {MAX_PATTERN_BYTES} bytes and no line break or NUL; lines are searched one by one"
             )));
         }
-        let kind = if input.plain.unwrap_or(false) { "-F" } else { "-E" };
+        let kind = if plain { "-F" } else { "-E" };
         let deadline = Instant::now() + SEARCH_TIME_MAX;
-        let mut search = Search { pattern, kind, cancel, deadline, text: String::new(), hits: 0 };
+        let mut search =
+            Search { pattern, kind, cancel: self.cancel, deadline, text: String::new(), hits: 0 };
         let mut batch: Vec<(String, File)> = Vec::new();
-        let skipped = self.walk_from(scope, input.path, input.glob, cancel, &mut |step, skipped| {
-            match step.open(self, scope).and_then(|open| searchable(open, skipped)) {
+        let skipped = self.walk_from(path, glob, &mut |step, skipped| {
+            match step.open(self).and_then(|open| searchable(open, skipped)) {
                 Ok(open) => batch.extend(open.map(|open| (step.shown, open))),
                 Err(_) => skipped.count(UNREADABLE),
             }
@@ -128,25 +110,15 @@ impl FileDesk {
     }
 
     /// Walks from `path`, the pod's directory by default. A pattern that begins with `/` names its own start.
-    fn walk_from(
-        &self,
-        scope: &EffectiveScope,
-        path: Option<String>,
-        pattern: Option<String>,
-        cancel: &Cancel,
-        each: &mut Each<'_>,
-    ) -> Result<Skipped> {
-        let path = path.unwrap_or_else(|| ".".to_owned());
-        let (path, pattern) = match pattern {
-            Some(pattern) if pattern.starts_with('/') => {
-                let (start, rest) = split_absolute(&pattern);
-                (start, Some(rest))
-            }
-            pattern => (path, pattern),
+    fn walk_from(&self, path: Option<&str>, pattern: Option<&str>, each: &mut Each<'_>) -> Result<Skipped> {
+        let absolute = pattern.filter(|pattern| pattern.starts_with('/')).map(split_absolute);
+        let (path, pattern) = match &absolute {
+            Some((start, rest)) => (start.as_str(), Some(rest.as_str())),
+            None => (path.unwrap_or("."), pattern),
         };
-        let glob = pattern.map(|pattern| Glob::new(&pattern)).transpose()?;
-        let found = self.find(&path)?;
-        found.attempt("list", || Walk::run(self, scope, &found, glob, cancel, each))
+        let glob = pattern.map(Glob::new).transpose()?;
+        let found = self.desk.find(path)?;
+        found.attempt("list", || Walk::run(self, &found, glob, each))
     }
 }
 
@@ -176,7 +148,7 @@ fn searchable(open: Option<File>, skipped: &mut Skipped) -> io::Result<Option<Fi
 
 /// The answers of one or more runs of `grep`.
 struct Search<'a> {
-    pattern: String,
+    pattern: &'a str,
     kind: &'static str,
     cancel: &'a Cancel,
     deadline: Instant,
@@ -228,7 +200,7 @@ impl Search<'_> {
         let most = (HITS_PER_FILE + 1).to_string();
         // Files were looked at already, so all are text (-a): one byte that is not UTF-8 must not hide a file.
         let options =
-            ["-c", BOUNDED_GREP, "sh", "-a", "-H", "-n", self.kind, "-m", &most, "-e", &self.pattern, "--"];
+            ["-c", BOUNDED_GREP, "sh", "-a", "-H", "-n", self.kind, "-m", &most, "-e", self.pattern, "--"];
         let names = batch.iter().map(|(_, open)| format!("{}{}", batch_prefix(), open.as_raw_fd()));
         let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
         let environment = [("PATH".into(), path), ("LC_ALL".into(), "C.UTF-8".into())];
@@ -249,29 +221,40 @@ fn batch_prefix() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tools::input::{self, Input};
+    use crate::tools::place::FileDesk;
+    use crate::tools::specs;
     use crate::words::limits::Limits;
-    use crate::words::scope::Rule;
-    use serde_json::{Value, from_value, json};
+    use crate::words::scope::{EffectiveScope, Rule};
+    use serde_json::{Value, json};
     use std::path::Path;
-
-    fn given<T: serde::de::DeserializeOwned>(input: Value) -> T {
-        from_value(input).unwrap()
-    }
 
     fn reader() -> EffectiveScope {
         EffectiveScope { allow: vec![Rule::try_from("/:read".to_owned()).unwrap()], lent: vec![] }
     }
 
     fn desk(place: &Path) -> FileDesk {
-        FileDesk::new(place.canonicalize().unwrap(), vec![], vec![], true, Limits::default())
+        FileDesk { directory: place.canonicalize().unwrap(), protect_git: true, ..FileDesk::default() }
     }
 
-    fn list(desk: &FileDesk, input: Value) -> String {
-        desk.list_files(&reader(), given(input), &Cancel::new().unwrap()).unwrap()
+    fn run(desk: &mut FileDesk, tool: &str, input: Value, cancel: &Cancel) -> Result<String> {
+        let specs = specs::all(&Limits::default(), None);
+        let spec = specs.iter().find(|spec| spec.name == tool).unwrap();
+        let call = FileCall { desk, scope: reader(), cancel };
+        let input = input::parse(spec, &input).unwrap();
+        if let Input::ListFiles { path, pattern } = input {
+            return call.list_files(path.as_deref(), pattern.as_deref());
+        }
+        let Input::SearchFiles { pattern, path, glob, plain } = input else { panic!("{input:?}") };
+        call.search_files(&pattern, path.as_deref(), glob.as_deref(), plain == Some(true))
     }
 
-    fn search(desk: &FileDesk, input: Value) -> String {
-        desk.search_files(&reader(), given(input), &Cancel::new().unwrap()).unwrap()
+    fn list(desk: &mut FileDesk, input: Value) -> String {
+        run(desk, "ListFiles", input, &Cancel::new().unwrap()).unwrap()
+    }
+
+    fn search(desk: &mut FileDesk, input: Value) -> String {
+        run(desk, "SearchFiles", input, &Cancel::new().unwrap()).unwrap()
     }
 
     fn tree(files: &[&str]) -> tempfile::TempDir {
@@ -289,20 +272,20 @@ mod tests {
         let place = tree(&["a/x.rs", "a/target/y.rs", "b.txt", ".git/HEAD", "build/z", "a/build/z", "n/m/k"]);
         std::fs::write(place.path().join(".gitignore"), "target/\n/build\n# k\n*.txt\nn\n!n\n").unwrap();
         std::fs::create_dir(place.path().join("empty")).unwrap();
-        let desk = desk(place.path());
+        let mut desk = desk(place.path());
         let skipped = "[skipped 3 directories: .git, a/target, build]\n";
         let all = ".gitignore\na/build/z\na/x.rs\nb.txt\nempty/\nn/m/k\n";
-        assert_eq!(list(&desk, json!({})), format!("{all}{skipped}"));
+        assert_eq!(list(&mut desk, json!({})), format!("{all}{skipped}"));
         assert_eq!(
-            list(&desk, json!({"path": "a", "pattern": "*.rs"})),
+            list(&mut desk, json!({"path": "a", "pattern": "*.rs"})),
             "a/x.rs\n[skipped 1 directories: a/target]\n"
         );
-        assert_eq!(list(&desk, json!({"pattern": "a/**"})), format!("a/build/z\na/x.rs\n{skipped}"));
+        assert_eq!(list(&mut desk, json!({"pattern": "a/**"})), format!("a/build/z\na/x.rs\n{skipped}"));
         let absolute = format!("{}/n/**", place.path().canonicalize().unwrap().display());
-        assert_eq!(list(&desk, json!({"pattern": absolute})), "n/m/k\n");
-        assert_eq!(list(&desk, json!({"path": "a/x.rs"})), "a/x.rs\n");
-        assert_eq!(list(&desk, json!({"path": "a/target"})), "a/target/y.rs\n");
-        assert_eq!(list(&desk, json!({"pattern": "none"})), format!("[no files]\n{skipped}"));
+        assert_eq!(list(&mut desk, json!({"pattern": absolute})), "n/m/k\n");
+        assert_eq!(list(&mut desk, json!({"path": "a/x.rs"})), "a/x.rs\n");
+        assert_eq!(list(&mut desk, json!({"path": "a/target"})), "a/target/y.rs\n");
+        assert_eq!(list(&mut desk, json!({"pattern": "none"})), format!("[no files]\n{skipped}"));
     }
 
     #[test]
@@ -310,29 +293,30 @@ mod tests {
         let place = tree(&["a/x.rs", "b.txt"]);
         std::fs::write(place.path().join("latin"), b"caf\xe9 one\r\n-e two\n").unwrap();
         std::fs::write(place.path().join("binary"), b"\0one").unwrap();
-        let desk = desk(place.path());
+        let mut desk = desk(place.path());
         assert_eq!(
-            search(&desk, json!({"pattern": "is (a|b)"})),
+            search(&mut desk, json!({"pattern": "is (a|b)"})),
             "a/x.rs:1: this is a/x.rs\nb.txt:1: this is b.txt\n[1 binary files were not searched]\n"
         );
-        assert_eq!(search(&desk, json!({"pattern": "is", "glob": "*.txt"})), "b.txt:1: this is b.txt\n");
-        assert_eq!(search(&desk, json!({"pattern": "one", "path": "latin"})), "latin:1: caf\u{fffd} one\n");
-        assert_eq!(search(&desk, json!({"pattern": "-e", "path": "latin"})), "latin:2: -e two\n");
-        assert_eq!(search(&desk, json!({"pattern": "(", "plain": true, "path": "a"})), "[no matches]\n");
+        assert_eq!(search(&mut desk, json!({"pattern": "is", "glob": "*.txt"})), "b.txt:1: this is b.txt\n");
+        assert_eq!(
+            search(&mut desk, json!({"pattern": "one", "path": "latin"})),
+            "latin:1: caf\u{fffd} one\n"
+        );
+        assert_eq!(search(&mut desk, json!({"pattern": "-e", "path": "latin"})), "latin:2: -e two\n");
+        assert_eq!(search(&mut desk, json!({"pattern": "(", "plain": true, "path": "a"})), "[no matches]\n");
         let cancel = Cancel::new().unwrap();
         for path in [".", "binary"] {
             let input = json!({"pattern": "(", "path": path});
-            let error = desk.search_files(&reader(), given(input), &cancel).unwrap_err().to_string();
+            let error = run(&mut desk, "SearchFiles", input, &cancel).unwrap_err().to_string();
             assert!(error.contains("nmatched"), "{error}");
         }
-        let hungry = desk
-            .search_files(&reader(), given(json!({"pattern": "a{1,30000}"})), &cancel)
-            .unwrap_err()
-            .to_string();
+        let hungry =
+            run(&mut desk, "SearchFiles", json!({"pattern": "a{1,30000}"}), &cancel).unwrap_err().to_string();
         assert!(hungry.starts_with("cannot search: grep: "), "{hungry}");
         for bad in [json!({"pattern": ""}), json!({"pattern": "a\nb"}), json!({"pattern": "a".repeat(5000)})]
         {
-            assert!(desk.search_files(&reader(), given(bad), &cancel).is_err());
+            assert!(run(&mut desk, "SearchFiles", bad, &cancel).is_err());
         }
     }
 
@@ -341,7 +325,7 @@ mod tests {
         let place = tree(&["a"]);
         let cancel = Cancel::new().unwrap();
         cancel.set();
-        let result = desk(place.path()).search_files(&reader(), given(json!({"pattern": "a"})), &cancel);
+        let result = run(&mut desk(place.path()), "SearchFiles", json!({"pattern": "a"}), &cancel);
         assert!(matches!(result, Err(Error::Cancelled)));
     }
 }

@@ -10,8 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
-
 use crate::store::manifest::SandboxSetting;
 use crate::store::paths::canonical;
 use crate::sys::confine::View;
@@ -43,14 +41,6 @@ const DIRECTORIES_MAX: usize = 64;
 const NAMES_MAX: usize = 1024;
 /// Directories full of what others have made, in which nobody works.
 const SKIPPED: [&str; 2] = ["node_modules", "target"];
-
-/// What Shell is given.
-#[derive(Debug, Deserialize)]
-pub(crate) struct ShellInput {
-    command: String,
-    timeout_seconds: Option<u64>,
-    dir: Option<PathBuf>,
-}
 
 /// What the model is told about the tool; `None` for a pod that may not read everywhere, as a shell does.
 pub fn description(context: &PodContext) -> Option<String> {
@@ -133,18 +123,20 @@ pub fn find_level_meanwhile(context: &Arc<PodContext>) {
 /// With the reason when the command was not run or had to be killed; the output so far is part of it.
 pub(crate) fn run(
     context: &PodContext,
-    scope: &EffectiveScope,
-    input: ShellInput,
+    command: String,
+    timeout_seconds: Option<u64>,
+    directory: Option<&Path>,
     cancel: &Cancel,
 ) -> Result<String> {
-    if input.command.len() > COMMAND_BYTES_MAX || input.command.contains('\0') {
+    if command.len() > COMMAND_BYTES_MAX || command.contains('\0') {
         return Err(Error::told(
             "the command is longer than 120 KiB or has a NUL byte; write it to a file first",
         ));
     }
-    let seconds = input.timeout_seconds.unwrap_or(context.manifest.shell.timeout_seconds);
+    let scope = &context.view.effective()?;
+    let seconds = timeout_seconds.unwrap_or(context.manifest.shell.timeout_seconds);
     let seconds = seconds.clamp(1, TIMEOUT_SECONDS_MAX);
-    let directory = canonical(input.dir.as_deref().unwrap_or(Path::new(".")), &context.directory)?;
+    let directory = canonical(directory.unwrap_or(Path::new(".")), &context.directory)?;
     if !directory.is_dir() {
         return Err(Error::told(format!("\"{}\" is no directory", directory.display())));
     }
@@ -170,7 +162,7 @@ pub(crate) fn run(
             return Err(Error::told(format!("the shell is off: {reason}; use the file tools")));
         }
     }
-    let command = vec![shell_program(), "-c".into(), input.command];
+    let command = vec![shell_program(), "-c".into(), command];
     let variables = variables(context, &level);
     let mut view = view(context, scope)?;
     if level == Level::Namespaces {

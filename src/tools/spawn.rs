@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::store::life::{self, HeldLife};
@@ -16,6 +15,7 @@ use crate::store::session;
 use crate::sys::wait::Cancel;
 use crate::sys::{clock, process};
 use crate::tools::context::PodContext;
+use crate::tools::input::SpawnInput;
 use crate::tools::{pods, survey};
 use crate::wire::launch::{self, Launch, Ready};
 use crate::words::allocation::{Allocation, AllocationState};
@@ -23,20 +23,6 @@ use crate::words::error::{Error, Result};
 use crate::words::identity::PodName;
 use crate::words::protocol::{Method, PodEvent, RunReply};
 use crate::words::scope::Rule;
-
-/// What SpawnPod is given.
-#[derive(Debug, Deserialize)]
-pub(crate) struct SpawnInput {
-    name: String,
-    task: String,
-    #[serde(default)]
-    scope: Vec<String>,
-    instruction: Option<String>,
-    model: Option<String>,
-    dir: Option<PathBuf>,
-    #[serde(default)]
-    tools_deny: Vec<String>,
-}
 
 /// A spawn that was begun, with everything that has to be undone when it fails.
 struct Begun<'a> {
@@ -50,10 +36,10 @@ struct Begun<'a> {
 ///
 /// # Errors
 /// With the reason, after everything has been undone.
-pub(crate) fn run(context: &PodContext, input: SpawnInput, cancel: &Cancel) -> Result<Value> {
+pub(crate) fn run(context: &PodContext, input: &SpawnInput, cancel: &Cancel) -> Result<Value> {
     let directory = working_directory(context, input.dir.as_deref())?;
-    let overlay = overlay(context, &input, instruction(context, input.instruction.as_deref())?);
-    let mut begun = reserve(context, &input, cancel)?;
+    let overlay = overlay(context, input, instruction(context, input.instruction.as_deref())?);
+    let mut begun = reserve(context, input, cancel)?;
     let spawned = begun
         .make_lent_directories()
         .and_then(|()| begun.launch(&directory, &overlay, cancel))
@@ -104,7 +90,7 @@ fn overlay(context: &PodContext, input: &SpawnInput, instruction: Option<String>
     provider.model = input.model.clone().or_else(|| context.model());
     let mut shell = manifest.shell.clone();
     shell.spawner_level = Some(crate::tools::shell::level(context).number());
-    let denied: Vec<&String> = manifest.tools.deny.iter().chain(&input.tools_deny).collect();
+    let denied: Vec<&String> = manifest.tools.deny.iter().chain(input.tools_deny.iter().flatten()).collect();
     let mut overlay = json!({
         "provider": provider,
         "tools": { "deny": denied },
@@ -121,7 +107,7 @@ fn overlay(context: &PodContext, input: &SpawnInput, instruction: Option<String>
 
 fn reserve<'a>(context: &'a PodContext, input: &SpawnInput, cancel: &Cancel) -> Result<Begun<'a>> {
     let name = PodName::new(input.name.clone())?;
-    let mut rules = canonical_rules(&input.scope, &context.directory)?;
+    let mut rules = canonical_rules(input.scope.iter().flatten(), &context.directory)?;
     for rule in &rules {
         context.directories.check_scope(rule)?;
     }

@@ -165,8 +165,7 @@ fn property((_, kind, description): &Field) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tools::{files, pods, search, shell, spawn};
-    use serde_json::from_value;
+    use crate::tools::input;
 
     #[test]
     fn the_schemas_agree_with_the_inputs() {
@@ -183,22 +182,7 @@ mod tests {
                 (name.clone(), value)
             });
             let sample = Value::Object(sample.collect());
-            let read_back = match spec.name {
-                "SpawnPod" => format!("{:?}", from_value::<spawn::SpawnInput>(sample).unwrap()),
-                "SendToPod" => format!("{:?}", from_value::<pods::SendInput>(sample).unwrap()),
-                "ReadPodOutput" => format!("{:?}", from_value::<pods::ReadInput>(sample).unwrap()),
-                "StopPod" => format!("{:?}", from_value::<pods::StopInput>(sample).unwrap()),
-                "ListPods" => "ListInput".to_owned(),
-                "WaitPods" => format!("{:?}", from_value::<pods::WaitInput>(sample).unwrap()),
-                "IntroducePod" => format!("{:?}", from_value::<pods::IntroduceInput>(sample).unwrap()),
-                "ReadFile" => format!("{:?}", from_value::<files::ReadInput>(sample).unwrap()),
-                "WriteFile" => format!("{:?}", from_value::<files::WriteInput>(sample).unwrap()),
-                "EditFile" => format!("{:?}", from_value::<files::EditInput>(sample).unwrap()),
-                "ListFiles" => format!("{:?}", from_value::<search::ListInput>(sample).unwrap()),
-                "SearchFiles" => format!("{:?}", from_value::<search::SearchInput>(sample).unwrap()),
-                "Shell" => format!("{:?}", from_value::<shell::ShellInput>(sample).unwrap()),
-                other => panic!("{other} has no input here"),
-            };
+            let read_back = format!("{:?}", input::parse(&spec, &sample).unwrap());
             let fields = read_back.matches(": ").count();
             assert_eq!(fields, properties.len(), "{}: {read_back}", spec.name);
             assert!(!read_back.contains("None") && !read_back.contains("[]"), "{}: {read_back}", spec.name);

@@ -2,15 +2,18 @@
 //!
 //! Lives on the turn thread; calls run one after another, so nothing writes while a scope shrinks.
 
-use std::path::Path;
+use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use serde::de::DeserializeOwned;
+use serde_json::json;
 
+use crate::sys::file;
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
-use crate::tools::place::FileDesk;
-use crate::tools::{input, pods, shell, spawn, specs};
+use crate::tools::input::{self, Input, Until};
+use crate::tools::place::{FileCall, FileDesk};
+use crate::tools::{pods, shell, spawn, specs, survey};
 use crate::wire::provider::ToolSpec;
 use crate::words::error::{Error, Result};
 use crate::words::limits::Limits;
@@ -54,11 +57,14 @@ pub struct ToolAnswer {
 impl Toolbox {
     /// The tools that this pod's manifest does not deny.
     pub fn new(context: Arc<PodContext>) -> Toolbox {
-        let limits = &context.manifest.limits;
-        let shown = context.session.results().canonicalize().into_iter().collect();
-        let protect_git = context.manifest.protect_git;
-        let desk =
-            FileDesk::new(context.directory.clone(), context.hidden(), shown, protect_git, limits.clone());
+        let desk = FileDesk {
+            directory: context.directory.clone(),
+            hidden: context.hidden(),
+            shown: context.session.results().canonicalize().into_iter().collect(),
+            protect_git: context.manifest.protect_git,
+            page_bytes_max: context.manifest.limits.file_read_bytes,
+            seen: HashMap::new(),
+        };
         Toolbox { context, desk, specs: OnceLock::new(), results_written: 0 }
     }
 
@@ -74,44 +80,60 @@ impl Toolbox {
 
     /// Runs one call. An error is an answer too; a long one keeps head and tail, and the whole goes to a file.
     pub fn run(&mut self, call: &ToolCall, cancel: &Cancel) -> ToolAnswer {
-        let (ok, text) = match self.check(call).and_then(|()| self.dispatch(call, cancel)) {
+        let (ok, text) = match self.parse(call).and_then(|input| self.dispatch(input, cancel)) {
             Ok(text) => (true, text),
             Err(error) => (false, without_marks(&error.to_string())), // a child's own words may be in it
         };
         ToolAnswer { ok, text: self.bound(&call.name, text) }
     }
 
-    fn check(&self, call: &ToolCall) -> Result<()> {
+    fn parse(&self, call: &ToolCall) -> Result<Input> {
         if let Some(spec) = self.specs().iter().find(|spec| spec.name == call.name) {
-            return input::check(spec, &call.input);
+            return input::parse(spec, &call.input);
         }
         let names: Vec<&str> = self.specs().iter().map(|spec| spec.name).collect();
         let shown = harmless_line(&call.name);
         Err(Error::told(format!("there is no tool \"{shown}\" for you; there are: {}", names.join(", "))))
     }
 
-    fn dispatch(&mut self, call: &ToolCall, cancel: &Cancel) -> Result<String> {
+    fn dispatch(&mut self, input: Input, cancel: &Cancel) -> Result<String> {
         let context = &*self.context;
-        // The scope is looked at anew by each call: it grows when a pod ends, and shrinks by SpawnPod only.
-        let scope = || context.view.effective();
-        let answer = match call.name.as_str() {
-            "SpawnPod" => spawn::run(context, given(call)?, cancel)?,
-            "SendToPod" => pods::send(context, given(call)?)?,
-            "ReadPodOutput" => pods::read(context, given(call)?)?,
-            "StopPod" => pods::stop_pod(context, &given(call)?, cancel)?,
-            "ListPods" => pods::list(context)?,
-            "IntroducePod" => pods::introduce(context, &given(call)?)?,
-            "WaitPods" => pods::wait(context, &given(call)?, cancel)?,
-            "ReadFile" => return self.desk.read_file(&scope()?, &given(call)?, cancel),
-            "WriteFile" => return self.desk.write_file(&scope()?, &given(call)?, cancel),
-            "EditFile" => return self.desk.edit_file(&scope()?, &given(call)?, cancel),
-            "ListFiles" => return self.desk.list_files(&scope()?, given(call)?, cancel),
-            "SearchFiles" => return self.desk.search_files(&scope()?, given(call)?, cancel),
-            "Shell" => return shell::run(context, &scope()?, given(call)?, cancel),
-            other => return Err(Error::told(format!("tool \"{other}\" cannot run"))),
+        let answer = match input {
+            Input::SpawnPod(input) => spawn::run(context, &input, cancel)?,
+            Input::SendToPod { pod_id, message } => pods::send(context, &pod_id, message)?,
+            Input::ReadPodOutput { pod_id, since } => pods::read(context, &pod_id, since)?,
+            Input::StopPod { pod_id, tree } => pods::stop_pod(context, &pod_id, tree == Some(true), cancel)?,
+            Input::ListPods {} => json!({ "pods": survey::known_pods(context)? }),
+            Input::WaitPods { pod_ids, until, timeout_seconds } => {
+                pods::wait(context, pod_ids, until.unwrap_or(Until::All), timeout_seconds, cancel)?
+            }
+            Input::IntroducePod { to, pod_id } => pods::introduce(context, &to, &pod_id)?,
+            Input::ReadFile { path, offset, limit } => {
+                return self.file(cancel)?.read_file(&path, offset, limit);
+            }
+            Input::WriteFile { path, content } => return self.file(cancel)?.write_file(&path, &content),
+            Input::EditFile { path, old, new, all } => {
+                return self.file(cancel)?.edit_file(&path, &old, &new, all == Some(true));
+            }
+            Input::ListFiles { path, pattern } => {
+                return self.file(cancel)?.list_files(path.as_deref(), pattern.as_deref());
+            }
+            Input::SearchFiles { pattern, path, glob, plain } => {
+                let is_plain = plain == Some(true);
+                return self.file(cancel)?.search_files(&pattern, path.as_deref(), glob.as_deref(), is_plain);
+            }
+            Input::Shell { command, timeout_seconds, dir } => {
+                return shell::run(context, command, timeout_seconds, dir.as_deref(), cancel);
+            }
         };
         // What other pods say is in here; an escape within a JSON text is the same text.
         Ok(without_marks(&answer.to_string()))
+    }
+
+    /// The scope is looked at anew by each call: it grows when a pod ends, and shrinks by SpawnPod only.
+    fn file<'a>(&'a mut self, cancel: &'a Cancel) -> Result<FileCall<'a>> {
+        let scope = self.context.view.effective()?;
+        Ok(FileCall { desk: &mut self.desk, scope, cancel })
     }
 
     fn bound(&mut self, tool: &str, text: String) -> String {
@@ -121,24 +143,18 @@ impl Toolbox {
         }
         self.results_written += 1;
         let turn = self.context.session.ask(|summary| summary.turn);
-        let path = self.context.session.results().join(format!("{turn}-{}-{tool}.txt", self.results_written));
-        let place = match write_result(&path, &text) {
-            Ok(()) => format!("the whole is in \"{}\", which ReadFile can page", path.display()),
+        let directory = self.context.session.results();
+        let name = PathBuf::from(format!("{turn}-{}-{tool}.txt", self.results_written));
+        let kept = file::open_directory(&directory).and_then(|directory| {
+            file::remove_at(&directory, &name)?;
+            file::write_complete(&directory, &name, text.as_bytes(), 0o600)
+        });
+        let place = match kept {
+            Ok(()) => {
+                format!("the whole is in \"{}\", which ReadFile can page", directory.join(name).display())
+            }
             Err(error) => format!("the whole could not be kept: {error}"),
         };
         cut_middle(&text, bytes_max, &place)
     }
-}
-
-/// The input of a call that was checked, in its typed form.
-fn given<T: DeserializeOwned>(call: &ToolCall) -> Result<T> {
-    T::deserialize(&call.input)
-        .map_err(|error| Error::told(format!("{}: the input is wrong: {error}", call.name)))
-}
-
-fn write_result(path: &Path, text: &str) -> std::io::Result<()> {
-    let directory = crate::sys::file::open_directory(path.parent().unwrap_or(Path::new("/")))?;
-    let name = path.file_name().map(Path::new).unwrap_or(Path::new("result"));
-    crate::sys::file::remove_at(&directory, name)?;
-    crate::sys::file::write_complete(&directory, name, text.as_bytes(), 0o600)
 }

@@ -14,11 +14,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::sys::file::{self, EntryKind};
-use crate::sys::wait::Cancel;
 use crate::tools::glob::Glob;
-use crate::tools::place::{FileDesk, Found, Why, identity};
-use crate::words::error::Error;
-use crate::words::scope::EffectiveScope;
+use crate::tools::place::{FileCall, Found, Why, identity};
 use crate::words::text::escape_name;
 
 /// Directory entries looked at in one call.
@@ -48,7 +45,7 @@ impl Step<'_> {
     ///
     /// # Errors
     /// As openat(2).
-    pub(crate) fn open(&self, desk: &FileDesk, scope: &EffectiveScope) -> io::Result<Option<File>> {
+    pub(crate) fn open(&self, call: &FileCall<'_>) -> io::Result<Option<File>> {
         if self.kind != EntryKind::File {
             return Ok(None);
         }
@@ -56,7 +53,7 @@ impl Step<'_> {
         let entry =
             file::open_entry_at(self.directory, Path::new(self.place.file_name().unwrap_or_default()))?;
         let metadata = entry.metadata()?;
-        let may_read = desk.may_list(scope, self.place, Some(identity(&metadata)));
+        let may_read = call.may_list(self.place, Some(identity(&metadata)));
         if metadata.is_file() && may_read { file::reopen(&entry).map(Some) } else { Ok(None) }
     }
 }
@@ -103,11 +100,9 @@ type Entries = Vec<(OsString, EntryKind)>;
 type Ignored = HashSet<PathBuf>;
 
 /// A walk over a directory tree, names in order, links not followed.
-pub(crate) struct Walk<'a> {
-    desk: &'a FileDesk,
-    scope: &'a EffectiveScope,
+pub(crate) struct Walk<'a, 'b> {
+    call: &'a FileCall<'b>,
     glob: Option<Glob>,
-    cancel: &'a Cancel,
     /// The real path of the pod's directory.
     home: PathBuf,
     /// The real path of the directory that the glob is relative to.
@@ -117,26 +112,23 @@ pub(crate) struct Walk<'a> {
     each: &'a mut Each<'a>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a, 'b> Walk<'a, 'b> {
     /// Gives `each` what matches below a directory, or the one file, until it has enough; returns what was skipped.
     ///
     /// # Errors
     /// When nothing is there, it may not be read, it is neither a directory nor a regular file, or the turn was
     /// cancelled; and those of `each`.
     pub(crate) fn run(
-        desk: &'a FileDesk,
-        scope: &'a EffectiveScope,
+        call: &'a FileCall<'b>,
         found: &Found,
         glob: Option<Glob>,
-        cancel: &'a Cancel,
         each: &'a mut Each<'a>,
     ) -> Result<Skipped, Why> {
-        desk.judge_read(scope, found)?;
+        call.judge_read(found)?;
         found.refuse_kernel_view()?;
-        let home = file::real_path(file::open_place(&desk.directory)?)?;
+        let home = file::real_path(file::open_place(&call.desk.directory)?)?;
         let (start, skipped) = (found.real.clone(), Skipped::default());
-        let mut walk =
-            Walk { desk, scope, glob, cancel, home, start, entries_left: ENTRIES_MAX, skipped, each };
+        let mut walk = Walk { call, glob, home, start, entries_left: ENTRIES_MAX, skipped, each };
         if found.is_directory() {
             walk.visit(&found.at, OsStr::new("."), 0, &ignored_above(found, &walk.home)?)?;
         } else {
@@ -165,9 +157,7 @@ impl<'a> Walk<'a> {
             read_ignored(&directory, &real, ignored.to_mut());
         }
         for (name, kind) in entries {
-            if self.cancel.is_set() {
-                return Err(Error::Cancelled.into());
-            }
+            self.call.go_on()?;
             if self.entries_left == 0 {
                 self.skipped.counts.insert(TOO_MANY, ENTRIES_MAX);
                 return Ok(false);
@@ -176,7 +166,7 @@ impl<'a> Walk<'a> {
             let place = real.join(&name);
             let is_ignored = name == ".git" || ignored.contains(Path::new(&name)) || ignored.contains(&place);
             let is_directory = kind == EntryKind::Directory;
-            let goes_on = if !self.desk.may_list(self.scope, &place, None) {
+            let goes_on = if !self.call.may_list(&place, None) {
                 true
             } else if is_directory && is_ignored {
                 self.skipped.directory(self.shown(&place));
@@ -198,7 +188,7 @@ impl<'a> Walk<'a> {
         let directory = file::open_directory_at(above, Path::new(name))?;
         let real = file::real_path(&directory)?;
         let this = identity(&File::from(directory.try_clone()?).metadata()?);
-        if file::is_kernel_view(&directory)? || !self.desk.may_list(self.scope, &real, Some(this)) {
+        if file::is_kernel_view(&directory)? || !self.call.may_list(&real, Some(this)) {
             return Ok(None);
         }
         // One more than may be looked at, so that the walk notices the end of its allowance.

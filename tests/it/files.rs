@@ -18,13 +18,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use serde::de::DeserializeOwned;
-use serde_json::{Value, from_value, json};
+use serde_json::{Value, json};
 
 use insomnia::sys::process::{ErrorOutput, Program};
 use insomnia::sys::wait::Cancel;
-use insomnia::tools::place::FileDesk;
-use insomnia::tools::{input, specs};
+use insomnia::tools::input::{self, Input};
+use insomnia::tools::place::{FileCall, FileDesk};
+use insomnia::tools::specs;
 use insomnia::words::identity::PodId;
 use insomnia::words::limits::Limits;
 use insomnia::words::scope::{EffectiveScope, Loan, Rule};
@@ -36,6 +36,7 @@ struct World {
     w: PathBuf,
     desk: FileDesk,
     scope: EffectiveScope,
+    cancel: Cancel,
     _place: tempfile::TempDir,
 }
 
@@ -57,12 +58,17 @@ impl World {
             fs::create_dir_all(w.join(directory)).unwrap();
         }
         fs::write(w.join("other/f"), "secret\n").unwrap();
-        let desk = FileDesk::new(w.clone(), vec![], vec![], true, Limits::default());
+        let desk = FileDesk {
+            directory: w.clone(),
+            protect_git: true,
+            page_bytes_max: Limits::default().file_read_bytes,
+            ..FileDesk::default()
+        };
         let scope = EffectiveScope {
             allow: vec![rule(&w.join("src"), "write"), rule(Path::new("/"), "read")],
             lent: vec![],
         };
-        World { w, desk, scope, _place: place }
+        World { w, desk, scope, cancel: Cancel::new().unwrap(), _place: place }
     }
 
     fn lend(&mut self, path: &str, holder: &str) {
@@ -70,33 +76,39 @@ impl World {
         self.scope.lent.push(Loan { holder: PodId::new(holder).unwrap(), rule });
     }
 
+    fn call(&mut self) -> FileCall<'_> {
+        FileCall { desk: &mut self.desk, scope: self.scope.clone(), cancel: &self.cancel }
+    }
+
     fn read(&mut self, path: &str) -> Answer {
         self.read_page(json!({"path": path}))
     }
 
     fn read_page(&mut self, input: Value) -> Answer {
-        let input = given("ReadFile", input)?;
-        self.desk.read_file(&self.scope, &input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
+        let Input::ReadFile { path, offset, limit } = given("ReadFile", &input)? else { panic!("{input}") };
+        self.call().read_file(&path, offset, limit).map_err(|error| error.to_string())
     }
 
     fn write(&mut self, path: &str, content: &str) -> Answer {
-        let input = given("WriteFile", json!({"path": path, "content": content}))?;
-        self.desk.write_file(&self.scope, &input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
+        self.call().write_file(path, content).map_err(|error| error.to_string())
     }
 
     fn edit(&mut self, path: &str, old: &str, new: &str) -> Answer {
-        let input = given("EditFile", json!({"path": path, "old": old, "new": new}))?;
-        self.desk.edit_file(&self.scope, &input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
+        self.call().edit_file(path, old, new, false).map_err(|error| error.to_string())
     }
 
-    fn list(&self, input: Value) -> Answer {
-        let input = given("ListFiles", input)?;
-        self.desk.list_files(&self.scope, input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
+    fn list(&mut self, input: Value) -> Answer {
+        let Input::ListFiles { path, pattern } = given("ListFiles", &input)? else { panic!("{input}") };
+        let answer = self.call().list_files(path.as_deref(), pattern.as_deref());
+        answer.map_err(|error| error.to_string())
     }
 
-    fn search(&self, input: Value) -> Answer {
-        let input = given("SearchFiles", input)?;
-        self.desk.search_files(&self.scope, input, &Cancel::new().unwrap()).map_err(|error| error.to_string())
+    fn search(&mut self, input: Value) -> Answer {
+        let Input::SearchFiles { pattern, path, glob, plain: None } = given("SearchFiles", &input)? else {
+            panic!("{input}")
+        };
+        let answer = self.call().search_files(&pattern, path.as_deref(), glob.as_deref(), false);
+        answer.map_err(|error| error.to_string())
     }
 
     fn content(&self, path: &str) -> String {
@@ -115,12 +127,11 @@ impl World {
     }
 }
 
-/// The input of a tool as it gets it.
-fn given<T: DeserializeOwned>(tool: &str, value: Value) -> Result<T, String> {
+/// The input of a call as the tool gets it.
+fn given(tool: &str, input: &Value) -> Result<Input, String> {
     let specs = specs::all(&Limits::default(), None);
     let spec = specs.iter().find(|spec| spec.name == tool).unwrap();
-    input::check(spec, &value).map_err(|error| error.to_string())?;
-    from_value(value).map_err(|error| error.to_string())
+    input::parse(spec, input).map_err(|error| error.to_string())
 }
 
 fn rule(path: &Path, access: &str) -> Rule {
@@ -679,7 +690,7 @@ fn p16_names_that_are_not_utf8_are_shown_and_taken_back() {
 
 #[test]
 fn p17_loops_of_links_are_not_walked() {
-    let world = World::new();
+    let mut world = World::new();
     fs::create_dir(world.w.join("src/s")).unwrap();
     fs::write(world.w.join("src/s/f"), "x\n").unwrap();
     for (target, name) in [(".", "s"), ("..", "up"), ("/", "root")] {
@@ -813,7 +824,7 @@ fn insomnias_own_places_are_kept_away_from() {
 
 #[test]
 fn t02_many_hits_are_cut_and_counted() {
-    let world = World::new();
+    let mut world = World::new();
     let hits: String = (0..1000).map(|number| format!("needle {number} {}\n", "x".repeat(1000))).collect();
     for number in 0..200 {
         fs::write(world.w.join(format!("src/f{number:03}")), &hits).unwrap();
