@@ -2,51 +2,8 @@
 //!
 //! Pure, and fuzzed. Knows line ends and bytes, no paths.
 
-use std::fmt;
-
 /// The largest file that `EditFile` takes, in bytes; what it makes of it may be four times as large.
 pub const EDIT_BYTES_MAX: usize = 8 << 20;
-
-/// Why a text was not edited.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EditError {
-    /// The text to be replaced is empty.
-    Empty,
-    /// Old and new text are the same, but for line ends.
-    Same,
-    /// The old text does not occur.
-    NotFound,
-    /// The old text occurs more than once.
-    NotUnique {
-        /// How often it occurs.
-        count: usize,
-        /// Lines of the first occurrences, from 1.
-        lines: Vec<usize>,
-    },
-    /// The result could have so many bytes.
-    TooLarge(usize),
-}
-
-impl fmt::Display for EditError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            EditError::Empty => f.write_str("\"old\" is empty; give the text to be replaced"),
-            EditError::Same => f.write_str("\"old\" and \"new\" are the same"),
-            EditError::NotFound => f.write_str(
-                "\"old\" does not occur in it; read the file again and copy the text exactly, without line numbers",
-            ),
-            EditError::NotUnique { count, lines } => write!(
-                f,
-                "\"old\" occurs {count} times (first on lines {lines:?}); add text around it until it occurs once, or set \"all\"",
-            ),
-            EditError::TooLarge(bytes) => {
-                write!(f, "the result could have {bytes} bytes, more than {}", 4 * EDIT_BYTES_MAX)
-            }
-        }
-    }
-}
-
-impl std::error::Error for EditError {}
 
 /// Replaces `old` by `new` in `content`, once or, if `all`, everywhere; returns the result and how often.
 ///
@@ -54,15 +11,15 @@ impl std::error::Error for EditError {}
 /// what the first line of the file has. Every byte outside the replaced text stays. The cost is linear.
 ///
 /// # Errors
-/// When `old` is empty, equal to `new`, does not occur, occurs more than once without `all`, or the result is too
+/// With the sentence that says why, when `old` is empty, equal to `new`, does not occur, occurs more than once without `all`, or the result is too
 /// large.
-pub fn edit_text(content: &[u8], old: &str, new: &str, all: bool) -> Result<(Vec<u8>, usize), EditError> {
+pub fn edit_text(content: &[u8], old: &str, new: &str, all: bool) -> Result<(Vec<u8>, usize), String> {
     let (old, lf) = (old.replace("\r\n", "\n"), new.replace("\r\n", "\n"));
     if old.is_empty() {
-        return Err(EditError::Empty);
+        return Err("\"old\" is empty; give the text to be replaced".into());
     }
     if old == lf {
-        return Err(EditError::Same);
+        return Err("\"old\" and \"new\" are the same".into());
     }
     let (plain, removed) = without_cr(content);
     let mut places = occurrences(&plain, &old);
@@ -72,16 +29,19 @@ pub fn edit_text(content: &[u8], old: &str, new: &str, all: bool) -> Result<(Vec
     }
     let count = places.len();
     if count == 0 {
-        return Err(EditError::NotFound);
+        return Err("\"old\" does not occur in it; read the file again and copy the text exactly, without line numbers".into());
     }
     let line_of = |place: &usize| 1 + line_ends(plain.get(..*place));
     if count > 1 && !all {
-        return Err(EditError::NotUnique { count, lines: places.iter().take(5).map(line_of).collect() });
+        let lines: Vec<usize> = places.iter().take(5).map(line_of).collect();
+        return Err(format!(
+            "\"old\" occurs {count} times (first on lines {lines:?}); add text around it until it occurs once, or set \"all\""
+        ));
     }
     let crlf = lf.replace('\n', "\r\n");
     let length_max = content.len().saturating_add(count.saturating_mul(crlf.len()));
     if length_max > 4 * EDIT_BYTES_MAX {
-        return Err(EditError::TooLarge(length_max));
+        return Err(format!("the result could have {length_max} bytes, more than {}", 4 * EDIT_BYTES_MAX));
     }
     let first_is_crlf = removed.first().is_some_and(|&first| line_ends(plain.get(..first)) == 0);
     // A CR stands before its LF: a span that begins with that LF begins with the CR, one that ends there does not
@@ -136,7 +96,7 @@ mod tests {
     use super::*;
     use std::time::{Duration, Instant};
 
-    fn edit(content: &str, old: &str, new: &str, all: bool) -> Result<String, EditError> {
+    fn edit(content: &str, old: &str, new: &str, all: bool) -> Result<String, String> {
         edit_text(content.as_bytes(), old, new, all).map(|(text, _)| String::from_utf8(text).unwrap())
     }
 
@@ -162,23 +122,27 @@ mod tests {
     #[test]
     fn old_must_occur_once_unless_all() {
         assert_eq!(edit("a b a", "a", "c", true).unwrap(), "c b c");
-        let twice = EditError::NotUnique { count: 2, lines: vec![1, 3] };
-        assert_eq!(edit("a\nb\na", "a", "c", false), Err(twice));
-        assert_eq!(edit("aaa", "aa", "b", false), Err(EditError::NotUnique { count: 2, lines: vec![1, 1] }));
+        let refused = |content: &str, old: &str, new: &str, why: &str| {
+            let said = edit(content, old, new, false).unwrap_err();
+            assert!(said.contains(why), "{said}");
+        };
+        refused("a\nb\na", "a", "c", "occurs 2 times (first on lines [1, 3])");
+        refused("aaa", "aa", "b", "occurs 2 times (first on lines [1, 1])");
         assert_eq!(edit("aaa", "aa", "b", true).unwrap(), "ba");
-        assert_eq!(edit("a", "b", "c", false), Err(EditError::NotFound));
-        assert_eq!(edit("", "b", "c", false), Err(EditError::NotFound));
-        assert_eq!(edit("a", "", "c", false), Err(EditError::Empty));
-        assert_eq!(edit("a", "a", "a", false), Err(EditError::Same));
+        refused("a", "b", "c", "does not occur");
+        refused("", "b", "c", "does not occur");
+        refused("a", "", "c", "is empty");
+        refused("a", "a", "a", "are the same");
     }
 
     #[test]
     fn an_edit_keeps_bytes_that_are_no_text_and_stays_bounded() {
         assert_eq!(edit_text(b"\xff a \xfe", "a", "b", false).unwrap(), (b"\xff b \xfe".to_vec(), 1));
         let many = "a".repeat(1 << 20);
-        assert!(matches!(edit(&many, "a", &many, true), Err(EditError::TooLarge(_))));
+        assert!(edit(&many, "a", &many, true).unwrap_err().starts_with("the result could have"));
         let started = Instant::now();
-        assert_eq!(edit(&many, &format!("{}b", &many[1000..]), "", false), Err(EditError::NotFound));
+        let absent = edit(&many, &format!("{}b", &many[1000..]), "", false).unwrap_err();
+        assert!(absent.contains("does not occur"), "{absent}");
         assert!(started.elapsed() < Duration::from_secs(5));
     }
 
