@@ -311,8 +311,8 @@ impl Worker {
                 continue;
             }
             self.context.mailbox.post(Event::Doing(format!("tool {name}")));
-            let answer = self.toolbox.run(call, cancel);
-            self.log(Item::ToolResult { id, name, ok: answer.ok, text: answer.text })?;
+            let (ok, text) = self.toolbox.run(call, cancel);
+            self.log(Item::ToolResult { id, name, ok, text })?;
         }
         if cancel.is_set() { Err(Halt::Cancelled) } else { Ok(()) }
     }

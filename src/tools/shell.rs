@@ -211,15 +211,15 @@ fn shell_program() -> String {
 
 fn variables(context: &PodContext, level: &Level) -> Vec<(String, String)> {
     let manifest = &context.manifest;
-    let is_key = |name: &str| KEYS.contains(&name) || manifest.provider.api_key_env.as_deref() == Some(name);
     let is_wanted = |name: &str| {
-        let listed = VARIABLES.contains(&name) || manifest.shell.env.iter().any(|wanted| wanted == name);
-        (listed || name.starts_with("LC_")) && !is_key(name)
+        let wanted = manifest.shell.env.iter().any(|wanted| wanted == name);
+        let is_key = KEYS.contains(&name) || manifest.provider.api_key_env.as_deref() == Some(name);
+        let is_private = name == "TMPDIR" && *level != Level::Unconfined; // /tmp is what is private
+        (wanted || VARIABLES.contains(&name) || name.starts_with("LC_")) && !is_key && !is_private
     };
     let text =
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
-    let is_usable = |name: &str| name != "TMPDIR" || *level == Level::Unconfined; // /tmp is what is private
-    std::env::vars_os().filter_map(text).filter(|(name, _)| is_wanted(name) && is_usable(name)).collect()
+    std::env::vars_os().filter_map(text).filter(|(name, _)| is_wanted(name)).collect()
 }
 
 /// What commands see and may write now.

@@ -55,15 +55,20 @@ pub(crate) fn run(context: &PodContext, input: &SpawnInput, cancel: &Cancel) -> 
     }
 }
 
-fn working_directory(context: &PodContext, wanted: Option<&Path>) -> Result<PathBuf> {
-    let directory = canonical(wanted.unwrap_or(Path::new(".")), &context.directory)?;
-    let text = directory.to_string_lossy();
-    let effective = context.view.effective()?;
-    if !directory.is_dir() {
-        return Err(Error::told(format!("working directory \"{text}\" is no directory")));
+/// The real path of what the child is to have as `what`, if this pod itself may read there.
+fn readable(context: &PodContext, what: &str, path: &Path, hidden: &[PathBuf]) -> Result<PathBuf> {
+    let path = canonical(path, &context.directory)?;
+    let is_hidden = hidden.iter().any(|hidden| path.starts_with(hidden));
+    if is_hidden || !context.view.effective()?.may_read(&path.to_string_lossy()) {
+        return Err(Error::told(format!("{what} \"{}\" is outside your read scope", path.display())));
     }
-    if !effective.may_read(&text) {
-        return Err(Error::told(format!("working directory \"{text}\" is outside your read scope")));
+    Ok(path)
+}
+
+fn working_directory(context: &PodContext, wanted: Option<&Path>) -> Result<PathBuf> {
+    let directory = readable(context, "working directory", wanted.unwrap_or(Path::new(".")), &[])?;
+    if !directory.is_dir() {
+        return Err(Error::told(format!("working directory \"{}\" is no directory", directory.display())));
     }
     Ok(directory)
 }
@@ -71,16 +76,11 @@ fn working_directory(context: &PodContext, wanted: Option<&Path>) -> Result<Path
 /// The instruction that the child is to have. One that is a path must be readable by this pod itself, because
 /// the child's model can repeat what stands in it.
 fn instruction(context: &PodContext, wanted: Option<&str>) -> Result<Option<String>> {
-    let Some(wanted) = wanted.filter(|wanted| !wanted.starts_with('$')) else {
+    let Some(path) = wanted.filter(|wanted| !wanted.starts_with('$')) else {
         return Ok(wanted.map(str::to_owned));
     };
-    let path = canonical(Path::new(wanted), &context.directory)?;
-    let text = path.to_string_lossy().into_owned();
-    let is_hidden = context.hidden().iter().any(|hidden| path.starts_with(hidden));
-    if is_hidden || !context.view.effective()?.may_read(&text) {
-        return Err(Error::told(format!("instruction \"{text}\" is outside your read scope")));
-    }
-    Ok(Some(text))
+    let path = readable(context, "instruction", Path::new(path), &context.hidden())?;
+    Ok(Some(path.to_string_lossy().into_owned()))
 }
 
 /// The child's settings over its manifest files: the resolved provider, never its key, and nothing looser.

@@ -45,15 +45,6 @@ pub struct Toolbox {
     results_written: u64,
 }
 
-/// What a call came to: the text for the model, and whether it did what was asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ToolAnswer {
-    /// Whether it did what was asked.
-    pub ok: bool,
-    /// The answer, or the sentence that says what went wrong.
-    pub text: String,
-}
-
 impl Toolbox {
     /// The tools that this pod's manifest does not deny.
     pub fn new(context: Arc<PodContext>) -> Toolbox {
@@ -78,13 +69,14 @@ impl Toolbox {
         })
     }
 
-    /// Runs one call. An error is an answer too; a long one keeps head and tail, and the whole goes to a file.
-    pub fn run(&mut self, call: &ToolCall, cancel: &Cancel) -> ToolAnswer {
+    /// Runs one call: whether it did what was asked, and the text for the model. An error is an answer too; a long one
+    /// keeps head and tail, and the whole goes to a file.
+    pub fn run(&mut self, call: &ToolCall, cancel: &Cancel) -> (bool, String) {
         let (ok, text) = match self.parse(call).and_then(|input| self.dispatch(input, cancel)) {
             Ok(text) => (true, text),
             Err(error) => (false, without_marks(&error.to_string())), // a child's own words may be in it
         };
-        ToolAnswer { ok, text: self.bound(&call.name, text) }
+        (ok, self.bound(&call.name, text))
     }
 
     fn parse(&self, call: &ToolCall) -> Result<Input> {
