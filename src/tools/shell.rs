@@ -19,6 +19,7 @@ use crate::sys::thread;
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
 use crate::wire::sandbox::{Kept, Level, Outcome, Plan};
+use crate::words::allocation::Allocation;
 use crate::words::error::{Error, Result};
 use crate::words::scope::{Access, EffectiveScope, Loan, Reach, Rule, Verdict};
 
@@ -187,13 +188,12 @@ pub(crate) fn run(
         text.push('\n');
     }
     let unconfined = if level == Level::Unconfined { "\n(not confined, by the user's manifest)" } else { "" };
-    let killed = |text: String, how: String| {
-        Err(Error::told(format!("{text}{how}; everything it started was killed{unconfined}")))
-    };
+    let killed =
+        |how: &str| Err(Error::told(format!("{text}{how}; everything it started was killed{unconfined}")));
     match outcome {
         Outcome::Ended(ended) => Ok(format!("{text}{ended}{unconfined}")),
-        Outcome::TimedOut => killed(text, format!("timed out after {seconds} s")),
-        Outcome::Cancelled => killed(text, "cancelled".into()),
+        Outcome::TimedOut => killed(&format!("timed out after {seconds} s")),
+        Outcome::Cancelled => killed("cancelled"),
     }
 }
 
@@ -240,11 +240,8 @@ fn view(context: &PodContext, scope: &EffectiveScope) -> Result<View> {
     }
     for path in &context.manifest.shell.writable {
         let path = canonical(path, Path::new("/"))?;
-        context.directories.check_scope(&Rule::new(
-            &path.to_string_lossy(),
-            Access::Write,
-            Reach::Recursive,
-        )?)?;
+        let rule = Rule::new(&path.to_string_lossy(), Access::Write, Reach::Recursive)?;
+        context.directories.check_scope(&rule)?;
         if path.is_dir() {
             writable.insert(path);
         }
@@ -252,7 +249,7 @@ fn view(context: &PodContext, scope: &EffectiveScope) -> Result<View> {
     // Denying outside of what is writable would only cost time.
     read_only.retain(|path| writable.iter().any(|root| path.starts_with(root)));
     let table = context.lock.read().unwrap_or_default(); // damaged: the last scope is known, only less is shown
-    let rules = table.allocations().iter().flat_map(|entry| &entry.scope_allow).filter(|rule| rule.writes());
+    let rules = table.allocations().iter().flat_map(Allocation::write_rules);
     let own = context.spawner.is_none().then(|| context.directory.clone());
     let shown = rules.map(|rule| rule.path().into()).chain(own).collect();
     let hidden = hidden(context, &writable);
@@ -285,17 +282,15 @@ fn projects_in(root: &Path) -> Vec<PathBuf> {
 /// What other programs obey in a directory of a project: they would run what a command wrote there.
 fn protected_in(directory: &Path, scope: &EffectiveScope, trusted: &[PathBuf]) -> Vec<PathBuf> {
     let git = directory.join(".git");
+    let (settings, hooks) = (directory.join(".insomnia"), git.join("hooks"));
+    let is_mine = |path: &Path| path.to_str().is_some_and(|path| scope.judge_write(path) == Verdict::Allowed);
     let is_trusted = |path: &PathBuf| path.canonicalize().is_ok_and(|path| path == directory);
-    let settings = directory.join(".insomnia");
-    let is_mine = settings.to_str().is_some_and(|path| scope.judge_write(path) == Verdict::Allowed);
-    if is_mine && trusted.iter().any(is_trusted) {
-        let _ = std::fs::create_dir(settings); // as below
+    // What is missing cannot be protected.
+    if is_mine(&settings) && trusted.iter().any(is_trusted) {
+        let _ = std::fs::create_dir(settings);
     }
-    let hooks = git.join("hooks");
-    if file::is_real_directory(&git)
-        && hooks.to_str().is_some_and(|hooks| scope.judge_write(hooks) == Verdict::Allowed)
-    {
-        let _ = std::fs::create_dir(hooks); // what is missing cannot be protected
+    if is_mine(&hooks) && file::is_real_directory(&git) {
+        let _ = std::fs::create_dir(hooks);
     }
     let names =
         [".git/hooks", ".git/config", ".git/config.worktree", ".git/modules", ".git/worktrees", ".insomnia"];

@@ -75,13 +75,6 @@ impl Skipped {
         *self.counts.entry(why).or_default() += 1;
     }
 
-    fn directory(&mut self, shown: String) {
-        self.directories += 1;
-        if self.examples.len() < 5 {
-            self.examples.push(shown);
-        }
-    }
-
     /// Adds a note for each reason.
     pub(crate) fn say(&self, text: &mut String) {
         if self.directories > 0 {
@@ -169,7 +162,10 @@ impl<'a, 'b> Walk<'a, 'b> {
             let goes_on = if !self.call.may_list(&place, None) {
                 true
             } else if is_directory && is_ignored {
-                self.skipped.directory(self.shown(&place));
+                self.skipped.directories += 1;
+                if self.skipped.directories <= 5 {
+                    self.skipped.examples.push(self.shown(&place));
+                }
                 true
             } else if is_directory {
                 self.visit(&directory, &name, depth + 1, &ignored)?
