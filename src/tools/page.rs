@@ -85,23 +85,17 @@ impl<'a> Page<'a> {
         }
         let left = format!("{} of {} bytes left out", self.size.saturating_sub(self.scanned), self.size);
         let is_at_end = self.reader.fill_buf()?.is_empty();
-        let is_cut = stopped.is_some();
         let end = match stopped {
-            Some(why) => format!("{why}; {left}; use Shell for the rest, for example tail -c"),
-            None if !is_at_end => format!("{left} after this; go on with \"offset\": {}", self.next),
-            None => "the file is empty".to_owned(),
+            Some(why) => Some(format!("{why}; {left}; use Shell for the rest, for example tail -c")),
+            None if !is_at_end => Some(format!("{left} after this; go on with \"offset\": {}", self.next)),
+            None => text.is_empty().then(|| "the file is empty".to_owned()),
         };
-        for (is_so, note) in [
-            (!is_at_end || is_cut || text.is_empty(), end.as_str()),
-            (crlf, "lines end in CRLF; EditFile keeps that"),
-            (
-                lossy,
-                "bytes that are not UTF-8 are shown as \u{fffd}; EditFile keeps them but cannot match them",
-            ),
-        ] {
-            if is_so {
-                text.push_str(&format!("[{note}]\n"));
-            }
+        let crlf = crlf.then_some("lines end in CRLF; EditFile keeps that");
+        let lossy = lossy.then_some(
+            "bytes that are not UTF-8 are shown as \u{fffd}; EditFile keeps them but cannot match them",
+        );
+        for note in [end.as_deref(), crlf, lossy].into_iter().flatten() {
+            text.push_str(&format!("[{note}]\n"));
         }
         Ok(text)
     }

@@ -43,7 +43,7 @@ impl FileCall<'_> {
     ///
     /// # Errors
     /// When the place is not there or may not be read.
-    pub fn list_files(&self, path: Option<&str>, pattern: Option<&str>) -> Result<String> {
+    pub fn list_files(&self, path: Option<String>, pattern: Option<String>) -> Result<String> {
         let mut paths: Vec<String> = Vec::new();
         let skipped = self.walk_from(path, pattern, &mut |step, _| {
             paths.push(step.shown);
@@ -69,8 +69,8 @@ impl FileCall<'_> {
     pub fn search_files(
         &self,
         pattern: &str,
-        path: Option<&str>,
-        glob: Option<&str>,
+        path: Option<String>,
+        glob: Option<String>,
         plain: bool,
     ) -> Result<String> {
         if pattern.is_empty() || pattern.contains(['\n', '\0']) || pattern.len() > MAX_PATTERN_BYTES {
@@ -110,11 +110,16 @@ impl FileCall<'_> {
     }
 
     /// Walks from `path`, the pod's directory by default. A pattern that begins with `/` names its own start.
-    fn walk_from(&self, path: Option<&str>, pattern: Option<&str>, each: &mut Each<'_>) -> Result<Skipped> {
-        let absolute = pattern.filter(|pattern| pattern.starts_with('/')).map(split_absolute);
+    fn walk_from(
+        &self,
+        path: Option<String>,
+        pattern: Option<String>,
+        each: &mut Each<'_>,
+    ) -> Result<Skipped> {
+        let absolute = pattern.as_deref().filter(|pattern| pattern.starts_with('/')).map(split_absolute);
         let (path, pattern) = match &absolute {
             Some((start, rest)) => (start.as_str(), Some(rest.as_str())),
-            None => (path.unwrap_or("."), pattern),
+            None => (path.as_deref().unwrap_or("."), pattern.as_deref()),
         };
         let glob = pattern.map(Glob::new).transpose()?;
         let found = self.desk.find(path)?;
@@ -243,10 +248,10 @@ mod tests {
         let call = FileCall { desk, scope: reader(), cancel };
         let input = input::parse(spec, &input).unwrap();
         if let Input::ListFiles { path, pattern } = input {
-            return call.list_files(path.as_deref(), pattern.as_deref());
+            return call.list_files(path, pattern);
         }
         let Input::SearchFiles { pattern, path, glob, plain } = input else { panic!("{input:?}") };
-        call.search_files(&pattern, path.as_deref(), glob.as_deref(), plain == Some(true))
+        call.search_files(&pattern, path, glob, plain == Some(true))
     }
 
     fn list(desk: &mut FileDesk, input: Value) -> String {

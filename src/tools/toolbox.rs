@@ -107,12 +107,9 @@ impl Toolbox {
             Input::EditFile { path, old, new, all } => {
                 return self.file(cancel)?.edit_file(&path, &old, &new, all == Some(true));
             }
-            Input::ListFiles { path, pattern } => {
-                return self.file(cancel)?.list_files(path.as_deref(), pattern.as_deref());
-            }
+            Input::ListFiles { path, pattern } => return self.file(cancel)?.list_files(path, pattern),
             Input::SearchFiles { pattern, path, glob, plain } => {
-                let is_plain = plain == Some(true);
-                return self.file(cancel)?.search_files(&pattern, path.as_deref(), glob.as_deref(), is_plain);
+                return self.file(cancel)?.search_files(&pattern, path, glob, plain == Some(true));
             }
             Input::Shell { command, timeout_seconds, dir } => {
                 return shell::run(context, command, timeout_seconds, dir.as_deref(), cancel);

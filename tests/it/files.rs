@@ -99,16 +99,14 @@ impl World {
 
     fn list(&mut self, input: Value) -> Answer {
         let Input::ListFiles { path, pattern } = given("ListFiles", &input)? else { panic!("{input}") };
-        let answer = self.call().list_files(path.as_deref(), pattern.as_deref());
-        answer.map_err(|error| error.to_string())
+        self.call().list_files(path, pattern).map_err(|error| error.to_string())
     }
 
     fn search(&mut self, input: Value) -> Answer {
         let Input::SearchFiles { pattern, path, glob, plain: None } = given("SearchFiles", &input)? else {
             panic!("{input}")
         };
-        let answer = self.call().search_files(&pattern, path.as_deref(), glob.as_deref(), false);
-        answer.map_err(|error| error.to_string())
+        self.call().search_files(&pattern, path, glob, false).map_err(|error| error.to_string())
     }
 
     fn content(&self, path: &str) -> String {
