@@ -6,10 +6,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use crate::heart::turn::{Opening, Worker};
 use crate::heart::watcher;
@@ -17,50 +16,62 @@ use crate::store::session::Input;
 use crate::sys::wait::Cancel;
 use crate::sys::{clock, signal, thread};
 use crate::tools::context::PodContext;
-use crate::tools::mailbox::{Event, Heard, NewsKind, State, shutting_down};
+use crate::tools::mailbox::{Ending, Event, Heard, NewsKind, State, shutting_down};
+use crate::words::error::{Error, Result};
 use crate::words::identity::Life;
-use crate::words::limits::{END_DEADLINE, MAX_SUBSCRIBERS, SUBSCRIBER_QUEUE};
+use crate::words::limits::{END_DEADLINE, MAX_EVENT_MESSAGE_BYTES, MAX_SUBSCRIBERS, SUBSCRIBER_QUEUE};
 use crate::words::message::{Cause, Item, LoggedItem, TurnResult};
 use crate::words::notification::{Kind, Notice, NoticeBuffer};
 use crate::words::protocol::{
     CancelReply, ErrorCode, PodEvent, RunReply, StartedBy, Status, StreamEvent, SubscribeReply, WireError,
 };
+use crate::words::text::cut_end;
 
-/// Stack of the turn's thread: tools and translations of the model's words run on it.
+/// Stack of the thread for turns: tools and translations of the model's words run on it.
 const TURN_STACK_BYTES: usize = 1 << 20;
 /// Pods of which is remembered what the model has heard.
 const HEARD_MAX: usize = 1024;
 /// The model knows of the pod's end, or causes it.
 const ALL_OF_IT: u64 = u64::MAX;
-/// How soon a turn is tried again that could not be started.
-const START_AGAIN: Duration = Duration::from_secs(1);
 /// Texts that wait for the running turn.
 const QUEUED_MAX: usize = 256;
 
 /// What the pod is about.
+#[derive(Debug, Clone, Copy)]
 enum Phase {
-    /// Nothing runs; after a turn that did not finish nothing wakes it.
-    Idle { worker: Box<Worker>, is_paused: bool },
+    /// Nothing runs.
+    Idle,
+    /// Nothing runs, and nothing wakes it: the last turn did not finish.
+    Paused,
     /// A turn runs.
-    Running(RunningTurn),
+    Running { turn: u64, by_person: bool },
     /// It is over: no turn runs and none will.
     Over,
 }
 
-struct RunningTurn {
-    /// Gives back the worker, and what it could not save.
-    thread: JoinHandle<(Box<Worker>, Opening)>,
-    cancel: Cancel,
-    turn: u64,
-    by_person: bool,
+impl Phase {
+    fn status(self) -> Status {
+        match self {
+            Phase::Idle | Phase::Over => Status::Idle,
+            Phase::Paused => Status::Paused,
+            Phase::Running { .. } => Status::Running,
+        }
+    }
 }
 
 /// The controller and all it owns.
+#[derive(Debug)]
 pub struct Controller {
     context: Arc<PodContext>,
     events: Receiver<Event>,
+    /// The way to the thread for turns, which takes one at a time and says when it is over.
+    turns: Sender<Opening>,
+    /// Stops the running turn.
+    cancel: Cancel,
     phase: Phase,
-    state: State,
+    /// What it is doing exactly, or why it does nothing, and since when.
+    detail: String,
+    since: u64,
     queued: VecDeque<Input>,
     notices: NoticeBuffer,
     /// The newest turn of each pod that the model has heard of without a notice; `ALL_OF_IT` where that is its end.
@@ -75,70 +86,67 @@ pub struct Controller {
     news: Option<Sender<NewsKind>>,
     /// An adopted pod that hears nothing until then ends itself.
     first_request_due: Option<Instant>,
-    /// When a turn is tried again that could not be started.
-    start_again_due: Option<Instant>,
-}
-
-impl std::fmt::Debug for Controller {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Controller").field("state", &self.state).finish_non_exhaustive()
-    }
 }
 
 impl Controller {
-    /// The controller of a pod that has just started. `first_request_within` is for adopted pods.
-    pub fn new(
+    /// The controller of a pod that has just started, and its thread for turns. `first_request_within` is for
+    /// adopted pods.
+    ///
+    /// # Errors
+    /// When the thread cannot be started.
+    pub fn start(
         context: Arc<PodContext>,
         events: Receiver<Event>,
         worker: Worker,
         first_request_within: Option<Duration>,
-    ) -> Controller {
-        let notices = NoticeBuffer::new(context.manifest.limits.notices);
-        let published = context.session.len();
-        let (status, detail) = match context.session.ask(|summary| summary.last_result) {
-            None => (Status::Idle, "no turn yet"),
-            Some(TurnResult::Finished) => (Status::Idle, "waiting for input"),
+    ) -> Result<Controller> {
+        let (turns, openings) = bounded(1);
+        let cancel = worker.cancel();
+        let started = std::thread::Builder::new().name("turn".into()).stack_size(TURN_STACK_BYTES);
+        started
+            .spawn(move || worker.run_each(&openings))
+            .map_err(|source| Error::io("start a thread", source))?;
+        let (phase, detail) = match context.session.ask(|summary| summary.last_result) {
+            None => (Phase::Idle, "no turn yet"),
+            Some(TurnResult::Finished) => (Phase::Idle, "waiting for input"),
             Some(TurnResult::Failed | TurnResult::Cancelled | TurnResult::Limit) => {
-                (Status::Paused, "the last turn did not finish")
+                (Phase::Paused, "the last turn did not finish")
             }
         };
-        let is_paused = status == Status::Paused;
-        let state = State { status, detail: detail.to_owned(), since: clock::now_seconds(), queued: 0 };
         let queued = context.session.unheard().unwrap_or_else(|error| {
             log::error!("inputs of before are not read: {error}"); // they stay in the file
             Vec::new()
         });
-        Controller {
-            context,
+        Ok(Controller {
             events,
-            phase: Phase::Idle { worker: Box::new(worker), is_paused },
-            state,
+            turns,
+            cancel,
+            phase,
+            detail: detail.to_owned(),
+            since: clock::now_seconds(),
             queued: queued.into(),
-            notices,
+            notices: NoticeBuffer::new(context.manifest.limits.notices),
             heard: HashMap::new(),
             turns_in_a_row: 0,
             subscribers: Vec::new(),
-            published,
+            published: context.session.len(),
             in_flight_text: String::new(),
             news: None,
             first_request_due: first_request_within.map(|limit| Instant::now() + limit),
-            start_again_due: None,
-        }
+            context,
+        })
     }
 
     /// Handles events until the pod is to end and no turn runs any more.
     pub fn run(&mut self) {
-        self.start_queued(Cause::Resume, true);
+        self.start_queued(Cause::Resume); // also of a paused pod: an earlier life has accepted these
         while !matches!(self.phase, Phase::Over) {
-            let next = match self.first_request_due.or(self.start_again_due) {
+            let next = match self.first_request_due {
                 Some(due) => self.events.recv_deadline(due),
                 None => self.events.recv().map_err(RecvTimeoutError::from),
             };
             match next {
                 Ok(event) => self.handle(event),
-                Err(RecvTimeoutError::Timeout) if self.first_request_due.is_none() => {
-                    self.start_queued(Cause::Run, false);
-                }
                 Err(RecvTimeoutError::Timeout) => {
                     log::error!("adopted, but nobody has asked anything within the launch limit: ending");
                     self.first_request_due = None;
@@ -165,19 +173,29 @@ impl Controller {
             Event::Run { input, counts, reply } => answer(&reply, self.on_run(input, counts)),
             Event::Notice(notice) => self.on_notice(notice),
             Event::Resume(reply) => answer(&reply, self.on_resume()),
-            Event::Cancel(reply) => answer(&reply, self.on_cancel()),
+            Event::Cancel(reply) => answer(&reply, Ok(CancelReply { cancelled: self.on_cancel() })),
             Event::Shutdown => self.on_shutdown(),
-            Event::State(reply) => answer(&reply, State { queued: self.queued.len(), ..self.state.clone() }),
+            Event::State(reply) => answer(&reply, self.state()),
             Event::Subscribe { since, sink, reply } => answer(&reply, self.on_subscribe(since, sink)),
             Event::Logged(logged) => self.on_logged(logged),
             Event::Show(shown) => self.on_show(shown),
-            Event::Doing(detail) => self.set_state(Status::Running, detail),
+            Event::Doing(detail) => self.enter(self.phase, &detail),
             Event::TakeQueued(reply) => answer(&reply, self.queued.drain(..).collect()),
             Event::AwaitNews(reply) => self.on_await_news(reply),
             Event::Heard(heard) => self.on_heard(heard),
             Event::Known(record) => watcher::watch(&self.context, record),
-            Event::TurnOver { result, message } => self.on_turn_over(result, message),
+            Event::TurnOver { ending, notices: (notices, lost), inputs } => {
+                // What the turn could not save waits for the next one, before what has come meanwhile.
+                self.notices.put_back(notices, lost);
+                inputs.into_iter().rev().for_each(|input| self.queued.push_front(input));
+                self.on_turn_over(ending);
+            }
         }
+    }
+
+    fn state(&self) -> State {
+        let (status, detail, since) = (self.phase.status(), self.detail.clone(), self.since);
+        State { status, detail, since, queued: self.queued.len() }
     }
 
     fn on_run(&mut self, input: Input, counts: bool) -> Result<RunReply, WireError> {
@@ -185,56 +203,34 @@ impl Controller {
             return Err(shutting_down());
         }
         self.first_request_due = None;
-        if input.from.is_none() {
+        let by_person = input.from.is_none();
+        if by_person {
             self.turns_in_a_row = 0;
         }
-        if let Phase::Running(running) = &self.phase {
+        if let Phase::Running { turn, .. } = self.phase {
             if self.queued.len() >= QUEUED_MAX {
                 let reason = format!("{QUEUED_MAX} texts wait for the running turn already; try again later");
                 return Err(WireError::new(ErrorCode::Busy, reason));
             }
             // A turn whose end is saved takes no more texts: the next turn answers this one.
-            let turn = running.turn;
             let is_over =
                 self.context.session.ask(|summary| summary.turn == turn && summary.last_result.is_some());
-            let turn = turn + u64::from(is_over);
             self.accept(input)?;
             self.tell_news(NewsKind::Message);
-            return Ok(RunReply { turn, queued: true });
+            return Ok(RunReply { turn: turn + u64::from(is_over), queued: true });
         }
         if counts && !self.may_go_on_alone() {
             return Err(WireError::new(ErrorCode::Conflict, self.alone_too_long()));
         }
-        let by_person = input.from.is_none();
         self.accept(input)?;
-        self.start_turn(Cause::Run, by_person).or_else(|error| {
-            self.start_later(&error);
-            let turn = self.context.session.ask(|summary| summary.turn) + 1;
-            Ok(RunReply { turn, queued: true })
-        })
+        Ok(self.start_turn(Cause::Run, by_person))
     }
 
-    /// Starts a turn for the texts that wait; also of a paused pod, where these were accepted by an earlier life.
-    fn start_queued(&mut self, cause: Cause, also_paused: bool) {
-        let is_free = matches!(self.phase, Phase::Idle { is_paused, .. } if also_paused || !is_paused);
-        if !is_free || self.queued.is_empty() || self.context.is_ending() {
-            return;
-        }
-        let by_person = self.queued.iter().any(|input| input.from.is_none());
-        if let Err(error) = self.start_turn(cause, by_person) {
-            self.start_later(&error);
-        }
-    }
-
-    /// What was accepted is not given up: its turn is tried again in a second.
-    fn start_later(&mut self, error: &WireError) {
-        if self.start_again_due.is_none() {
-            log::error!("cannot start a turn for the texts that wait: {error}");
-        }
-        self.start_again_due = Some(Instant::now() + START_AGAIN);
-        if let Phase::Idle { is_paused, .. } = &mut self.phase {
-            *is_paused = false;
-            self.set_state(Status::Idle, "a turn cannot be started yet".into());
+    /// Starts a turn for the texts that wait, if there are any.
+    fn start_queued(&mut self, cause: Cause) {
+        if !self.queued.is_empty() {
+            let by_person = self.queued.iter().any(|input| input.from.is_none());
+            self.start_turn(cause, by_person);
         }
     }
 
@@ -251,33 +247,31 @@ impl Controller {
             return Err(shutting_down());
         }
         self.turns_in_a_row = 0;
-        match &self.phase {
-            Phase::Idle { is_paused: true, .. } => self.start_turn(Cause::Resume, true),
-            Phase::Idle { is_paused: false, .. } => {
-                Err(WireError::new(ErrorCode::Conflict, "there is no failed or cancelled turn to go on with"))
-            }
-            Phase::Running(_) => Err(WireError::new(ErrorCode::Conflict, "a turn is running already")),
+        let conflict = |reason: &str| Err(WireError::new(ErrorCode::Conflict, reason));
+        match self.phase {
+            Phase::Paused => Ok(self.start_turn(Cause::Resume, true)),
+            Phase::Idle => conflict("there is no failed or cancelled turn to go on with"),
+            Phase::Running { .. } => conflict("a turn is running already"),
             Phase::Over => Err(shutting_down()),
         }
     }
 
-    fn on_cancel(&mut self) -> Result<CancelReply, WireError> {
-        let Phase::Running(running) = &self.phase else { return Ok(CancelReply { cancelled: false }) };
-        running.cancel.set();
-        self.tell_news(NewsKind::Message);
-        Ok(CancelReply { cancelled: true })
+    /// Whether a turn runs, which is stopped then.
+    fn on_cancel(&mut self) -> bool {
+        let is_running = matches!(self.phase, Phase::Running { .. });
+        if is_running {
+            self.cancel.set();
+            self.tell_news(NewsKind::Message);
+        }
+        is_running
     }
 
     fn on_shutdown(&mut self) {
         if !self.context.ending.swap(true, Ordering::SeqCst) {
             exit_in_any_case();
         }
-        match &self.phase {
-            Phase::Running(running) => {
-                running.cancel.set();
-                self.tell_news(NewsKind::Message);
-            }
-            Phase::Idle { .. } | Phase::Over => self.phase = Phase::Over,
+        if !self.on_cancel() {
+            self.phase = Phase::Over;
         }
     }
 
@@ -301,7 +295,7 @@ impl Controller {
         }
         self.subscribers.push(sink);
         let cursor = since.unwrap_or(self.published).min(self.published);
-        Ok((SubscribeReply { cursor, status: self.state.status }, self.published))
+        Ok((SubscribeReply { cursor, status: self.phase.status() }, self.published))
     }
 
     fn on_logged(&mut self, logged: LoggedItem) {
@@ -314,26 +308,17 @@ impl Controller {
     }
 
     fn on_show(&mut self, shown: StreamEvent) {
-        match &shown {
-            StreamEvent::TextDelta { text } => self.in_flight_text.push_str(text),
-            StreamEvent::Retry { .. } => self.in_flight_text.clear(),
-            StreamEvent::TurnStarted { .. }
-            | StreamEvent::ToolCall { .. }
-            | StreamEvent::ToolResult { .. }
-            | StreamEvent::Notification { .. }
-            | StreamEvent::Compaction { .. }
-            | StreamEvent::TurnEnded { .. }
-            | StreamEvent::Status { .. }
-            | StreamEvent::Item(_)
-            | StreamEvent::Dropped { .. } => {}
+        if let StreamEvent::TextDelta { text } = &shown {
+            self.in_flight_text.push_str(text);
+        } else if let StreamEvent::Retry { .. } = &shown {
+            self.in_flight_text.clear();
         }
         self.show(shown);
     }
 
     fn on_await_news(&mut self, reply: Sender<NewsKind>) {
-        let is_cancelled = matches!(&self.phase, Phase::Running(running) if running.cancel.is_set());
         self.news = Some(reply);
-        if !self.queued.is_empty() || is_cancelled {
+        if !self.queued.is_empty() || self.cancel.is_set() {
             self.tell_news(NewsKind::Message);
         }
     }
@@ -367,80 +352,48 @@ impl Controller {
         }
     }
 
-    fn on_turn_over(&mut self, result: TurnResult, message: Option<String>) {
-        let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Over) else { return };
+    fn on_turn_over(&mut self, (result, message): Ending) {
+        let Phase::Running { turn, by_person } = self.phase else { return };
         self.news = None;
-        let Ok((worker, opening)) = running.thread.join() else {
-            log::error!("the turn's thread is lost; ending"); // a panic, which the tests look for
-            self.context.ending.store(true, Ordering::SeqCst);
-            return;
-        };
-        self.put_back(opening);
-        self.report(running.turn, running.by_person, result, message.as_deref());
+        self.report(turn, by_person, result, message.as_deref());
         if self.context.is_ending() {
-            self.set_state(Status::Idle, "ending".into());
-            return;
-        }
-        let is_paused = result != TurnResult::Finished;
-        let (status, detail) = match is_paused {
-            false => (Status::Idle, "waiting for input".to_owned()),
-            true => {
-                let why = message.unwrap_or_default();
-                (Status::Paused, format!("the last turn did not finish: {why}"))
-            }
-        };
-        let goes_on = !is_paused && !self.queued.is_empty();
-        self.phase = Phase::Idle { worker, is_paused };
-        self.set_state(status, detail);
-        if goes_on {
-            self.start_queued(Cause::Run, false);
+            self.enter(Phase::Over, "ending");
+        } else if result != TurnResult::Finished {
+            let why = message.unwrap_or_default();
+            self.enter(Phase::Paused, &format!("the last turn did not finish: {why}"));
         } else {
+            self.enter(Phase::Idle, "waiting for input");
+            self.start_queued(Cause::Run);
             self.wake();
         }
-    }
-
-    /// What a turn could not save waits for the next one, before what has come meanwhile.
-    fn put_back(&mut self, opening: Opening) {
-        let (notices, lost) = opening.notices;
-        self.notices.put_back(notices, lost);
-        opening.inputs.into_iter().rev().for_each(|input| self.queued.push_front(input));
     }
 
     /// Tells the spawner how the turn ended: exactly one report for each turn.
     fn report(&self, turn: u64, by_person: bool, result: TurnResult, message: Option<&str>) {
         let pod_name = self.context.own.pod_id.clone();
-        let way = match result {
-            TurnResult::Finished => {
-                let started_by = by_person.then_some(StartedBy::Person);
-                self.context.events.send(PodEvent::TurnEnded { pod_name, started_by, turn: Some(turn) });
-                return;
+        self.context.events.send(if result == TurnResult::Finished {
+            let started_by = by_person.then_some(StartedBy::Person);
+            PodEvent::TurnEnded { pod_name, started_by, turn: Some(turn) }
+        } else {
+            let message = format!("{result}: {}", message.unwrap_or("no reason is known"));
+            PodEvent::Errored {
+                pod_name,
+                message: cut_end(&message, MAX_EVENT_MESSAGE_BYTES),
+                turn: Some(turn),
             }
-            TurnResult::Failed => "failed",
-            TurnResult::Cancelled => "cancelled",
-            TurnResult::Limit => "limit",
-        };
-        let message = format!("{way}: {}", message.unwrap_or("no reason is known"));
-        let message = crate::words::text::cut_end(&message, crate::words::limits::MAX_EVENT_MESSAGE_BYTES);
-        self.context.events.send(PodEvent::Errored { pod_name, message, turn: Some(turn) });
+        });
     }
 
     /// Starts a turn when something waits that wakes, nobody has paused the pod, and it is allowed to go on.
     fn wake(&mut self) {
-        let is_ready = matches!(self.phase, Phase::Idle { is_paused: false, .. });
-        if !is_ready
-            || !self.context.manifest.wake_on_events
-            || !self.notices.wakes()
-            || self.context.is_ending()
-        {
+        let is_ready = matches!(self.phase, Phase::Idle) && !self.context.is_ending();
+        if !is_ready || !self.context.manifest.wake_on_events || !self.notices.wakes() {
             return;
         }
-        if !self.may_go_on_alone() {
-            let reason = self.alone_too_long();
-            self.set_state(Status::Idle, reason);
-            return;
-        }
-        if let Err(error) = self.start_turn(Cause::Wake, false) {
-            log::error!("cannot wake up: {error}"); // the notices wait for the next turn
+        if self.may_go_on_alone() {
+            self.start_turn(Cause::Wake, false);
+        } else {
+            self.enter(Phase::Idle, &self.alone_too_long());
         }
     }
 
@@ -458,55 +411,29 @@ impl Controller {
         )
     }
 
-    fn start_turn(&mut self, cause: Cause, by_person: bool) -> Result<RunReply, WireError> {
-        let internal = |error: std::io::Error| {
-            WireError::new(ErrorCode::Internal, format!("cannot start a turn: {error}; try again later"))
-        };
-        let cancel = Cancel::new().map_err(internal)?;
-        let Phase::Idle { worker, is_paused } = std::mem::replace(&mut self.phase, Phase::Over) else {
-            return Err(shutting_down());
-        };
+    /// Hands the thread for turns, which waits, what the next one begins with.
+    fn start_turn(&mut self, cause: Cause, by_person: bool) -> RunReply {
         let turn = self.context.session.ask(|summary| summary.turn) + 1;
         let (notices, inputs) = (self.notices.drain(), std::mem::take(&mut self.queued));
-        let opening = Opening { turn, cause, notices, inputs, cancel: cancel.clone() };
-        // The worker goes through a slot, so that it is not lost with a thread that could not be started.
-        let slot = Arc::new(std::sync::Mutex::new(Some((worker, opening))));
-        let (theirs, mailbox) = (Arc::clone(&slot), self.context.mailbox.clone());
-        let run = move || {
-            let taken = thread::lock(&theirs).take();
-            let (mut worker, mut opening) = taken.expect("the slot is filled before the thread starts");
-            let (result, message) = worker.run(&mut opening);
-            mailbox.post(Event::TurnOver { result, message });
-            (worker, opening)
-        };
-        match std::thread::Builder::new().name("turn".into()).stack_size(TURN_STACK_BYTES).spawn(run) {
-            Ok(thread) => {
-                self.phase = Phase::Running(RunningTurn { thread, cancel, turn, by_person });
-                self.start_again_due = None;
-                self.set_state(Status::Running, "starting a turn".into());
-                Ok(RunReply { turn, queued: false })
-            }
-            Err(error) => {
-                let taken = thread::lock(&slot).take();
-                if let Some((worker, opening)) = taken {
-                    self.put_back(opening);
-                    self.phase = Phase::Idle { worker, is_paused };
-                }
-                Err(internal(error))
-            }
-        }
+        self.cancel.clear();
+        let _ = self.turns.send(Opening { turn, cause, notices, inputs }); // there is room: no turn runs
+        self.enter(Phase::Running { turn, by_person }, "starting a turn");
+        RunReply { turn, queued: false }
     }
 
-    fn set_state(&mut self, status: Status, detail: String) {
-        if self.state.status == status && self.state.detail == detail {
-            return;
+    /// Goes over to a phase, or says more exactly what it is about in this one.
+    fn enter(&mut self, phase: Phase, detail: &str) {
+        let is_news = self.phase.status() != phase.status() || self.detail != detail;
+        self.phase = phase;
+        if is_news {
+            detail.clone_into(&mut self.detail);
+            self.since = clock::now_seconds();
+            self.show(self.status_event());
         }
-        self.state = State { status, detail, since: clock::now_seconds(), queued: 0 };
-        self.show(self.status_event());
     }
 
     fn status_event(&self) -> StreamEvent {
-        StreamEvent::Status { status: self.state.status, detail: self.state.detail.clone() }
+        StreamEvent::Status { status: self.phase.status(), detail: self.detail.clone() }
     }
 
     /// Sends an event to every subscriber. One whose queue is full is dropped; its connection says so.

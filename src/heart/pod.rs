@@ -344,7 +344,7 @@ impl Registered {
         }
         end_on_signals(&context)?;
         let worker = Worker::new(Arc::clone(&context), provider, instruction)?;
-        let controller = Controller::new(Arc::clone(&context), events, worker, first_request_within);
+        let controller = Controller::start(Arc::clone(&context), events, worker, first_request_within)?;
         server::serve(listener, Arc::clone(&context))
             .map_err(|source| Error::io("start a thread", source))?;
         log::info!(

@@ -7,17 +7,18 @@ use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crossbeam_channel::Receiver;
 use serde_json::json;
 
 use crate::store::manifest::ProviderKind;
 use crate::store::session::Input;
 use crate::sys::wait::Cancel;
 use crate::tools::context::PodContext;
-use crate::tools::mailbox::Event;
+use crate::tools::mailbox::{Ending, Event};
 use crate::tools::toolbox::Toolbox;
 use crate::wire::provider::{Failure, ModelRequest, Provider, backoff};
 use crate::words::compaction::{self, BYTES_PER_TOKEN, Conversation};
-use crate::words::error::Result;
+use crate::words::error::{Error, Result};
 use crate::words::message::{AssistantMessage, Cause, Item, Stop, TurnResult, open_calls};
 use crate::words::notification::{Notice, render_block};
 use crate::words::protocol::StreamEvent;
@@ -30,6 +31,8 @@ pub struct Worker {
     toolbox: Toolbox,
     instruction: String,
     conversation: Conversation,
+    /// Stops the running turn.
+    cancel: Cancel,
     /// What instruction and tools take in each request; counted once, at the first need.
     other_bytes: OnceCell<usize>,
 }
@@ -59,12 +62,7 @@ pub struct Opening {
     pub notices: (Vec<Notice>, usize),
     /// The texts that started it, and those that were queued meanwhile.
     pub inputs: VecDeque<Input>,
-    /// Stops it.
-    pub cancel: Cancel,
 }
-
-/// How a turn ended, and why where it did not finish.
-pub type Ending = (TurnResult, Option<String>);
 
 /// Why a turn is not finished.
 enum Halt {
@@ -79,15 +77,31 @@ impl Worker {
     /// A worker that goes on with the items that are in the session.
     ///
     /// # Errors
-    /// When the history cannot be read.
+    /// When the history cannot be read, or no descriptor is left.
     pub fn new(context: Arc<PodContext>, provider: Provider, instruction: String) -> Result<Worker> {
         let conversation = context.session.conversation()?;
         let toolbox = Toolbox::new(Arc::clone(&context));
-        Ok(Worker { context, provider, toolbox, instruction, conversation, other_bytes: OnceCell::new() })
+        let cancel = Cancel::new().map_err(|source| Error::io("make an event descriptor", source))?;
+        let other_bytes = OnceCell::new();
+        Ok(Worker { context, provider, toolbox, instruction, conversation, cancel, other_bytes })
+    }
+
+    /// Stops the running turn, each time it is set.
+    pub fn cancel(&self) -> Cancel {
+        self.cancel.clone()
+    }
+
+    /// Runs turns as they come and tells the controller how each ended. It gets back what was not heard.
+    pub fn run_each(mut self, openings: &Receiver<Opening>) {
+        for mut opening in openings {
+            let ending = self.run(&mut opening);
+            let Opening { notices, inputs, .. } = opening;
+            self.context.mailbox.post(Event::TurnOver { ending, notices, inputs });
+        }
     }
 
     /// Runs one turn to its end, and logs the end. What is still in `opening` then has not been heard.
-    pub fn run(&mut self, opening: &mut Opening) -> Ending {
+    fn run(&mut self, opening: &mut Opening) -> Ending {
         let turn = opening.turn;
         let (result, message) = match self.begin(opening).and_then(|()| self.work(opening)) {
             Ok(()) => (TurnResult::Finished, None),
@@ -125,21 +139,20 @@ impl Worker {
     }
 
     fn work(&mut self, opening: &mut Opening) -> Result<(), Halt> {
-        let cancel = opening.cancel.clone();
         let room = self.room();
         let (mut is_too_long, mut enough, mut transcript_max) = (false, room, room * BYTES_PER_TOKEN);
         for _ in 0..self.context.manifest.limits.steps {
             opening.inputs.extend(self.context.mailbox.take_queued());
             self.log_inputs(opening)?;
             if is_too_long || self.is_full(room, enough) {
-                match self.compact(room, &mut transcript_max, &cancel) {
+                match self.compact(room, &mut transcript_max) {
                     // The provider judges better than an estimate; another try when a quarter has come to it.
                     Err(Halt::TooLong) if !is_too_long => enough = self.tokens() / 4 * 5,
                     compacted => is_too_long &= !compacted?,
                 }
                 continue;
             }
-            let message = match self.ask_model(None, &cancel) {
+            let message = match self.ask_model(None) {
                 Err(Halt::TooLong) => {
                     is_too_long = true;
                     continue;
@@ -154,7 +167,7 @@ impl Worker {
                 }
                 self.log_inputs(opening)?;
             }
-            self.run_tools(&message, &cancel)?;
+            self.run_tools(&message)?;
         }
         let steps = self.context.manifest.limits.steps;
         Err(Halt::Limit(format!(
@@ -219,11 +232,11 @@ impl Worker {
     /// Puts a summary of the model in the place of the old items, as far as that makes room. `false` where even the
     /// text to summarise is too long: the true context is smaller than the settings say. Half of it is next.
     /// `Halt::TooLong` where no summary makes room.
-    fn compact(&mut self, room: usize, transcript_max: &mut usize, cancel: &Cancel) -> Result<bool, Halt> {
+    fn compact(&mut self, room: usize, transcript_max: &mut usize) -> Result<bool, Halt> {
         let (old, until) = self.conversation.old(self.stays(room)).ok_or(Halt::TooLong)?;
         let text = compaction::transcript(old, *transcript_max);
         let half = text.len() / 2;
-        let reply = match self.ask_model(Some(&[Item::Input { text, from: None }]), cancel) {
+        let reply = match self.ask_model(Some(&[Item::Input { text, from: None }])) {
             Err(Halt::TooLong) if half > TRANSCRIPT_BYTES_MIN => {
                 *transcript_max = half;
                 return Ok(false);
@@ -242,10 +255,10 @@ impl Worker {
     }
 
     /// Asks about the conversation, or `aside` from it: without tools, and unseen by those who watch.
-    fn ask_model(&mut self, aside: Option<&[Item]>, cancel: &Cancel) -> Result<AssistantMessage, Halt> {
+    fn ask_model(&mut self, aside: Option<&[Item]>) -> Result<AssistantMessage, Halt> {
         let mut attempt: u32 = 0;
         loop {
-            if cancel.is_set() {
+            if self.cancel.is_set() {
                 return Err(Halt::Cancelled);
             }
             let doing =
@@ -266,7 +279,7 @@ impl Worker {
             };
             let number = self.context.session.ask(|summary| summary.requests);
             let request = ModelRequest { system, items, tools, number };
-            let (reason, wanted) = match self.provider.request(&request, cancel, &mut show) {
+            let (reason, wanted) = match self.provider.request(&request, &self.cancel, &mut show) {
                 Ok(message) => return Ok(message),
                 Err(Failure::Cancelled) => {
                     // Every request counts, so that a script goes on behind the reply that was not wanted.
@@ -296,25 +309,25 @@ impl Worker {
                 .mailbox
                 .post(Event::Doing(format!("trying the model again in {wait_seconds:.1} s: {reason}")));
             self.context.mailbox.post(Event::Show(StreamEvent::Retry { attempt, wait_seconds, reason }));
-            if cancel.sleep(wait) {
+            if self.cancel.sleep(wait) {
                 return Err(Halt::Cancelled);
             }
         }
     }
 
-    fn run_tools(&mut self, message: &AssistantMessage, cancel: &Cancel) -> Result<(), Halt> {
+    fn run_tools(&mut self, message: &AssistantMessage) -> Result<(), Halt> {
         for call in &message.tool_calls {
             let (id, name) = (call.id.clone(), call.name.clone());
-            if cancel.is_set() {
+            if self.cancel.is_set() {
                 let text = "not run: the turn was cancelled before".into();
                 self.log(Item::ToolResult { id, name, ok: false, text })?;
                 continue;
             }
             self.context.mailbox.post(Event::Doing(format!("tool {name}")));
-            let (ok, text) = self.toolbox.run(call, cancel);
+            let (ok, text) = self.toolbox.run(call, &self.cancel);
             self.log(Item::ToolResult { id, name, ok, text })?;
         }
-        if cancel.is_set() { Err(Halt::Cancelled) } else { Ok(()) }
+        if self.cancel.is_set() { Err(Halt::Cancelled) } else { Ok(()) }
     }
 
     /// In the order in which they were accepted: the session counts how many of them were heard.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// A flag that also wakes whoever polls: once set, it stays set.
+/// A flag that also wakes whoever polls: once set, it stays set until it is cleared.
 #[derive(Debug, Clone)]
 pub struct Cancel {
     inner: Arc<(AtomicBool, EventFd)>,
@@ -33,6 +33,12 @@ impl Cancel {
         if let Err(error) = self.inner.1.write(1) {
             log::warn!("cannot wake a waiting thread: {error}"); // it sees the flag at its next look
         }
+    }
+
+    /// Takes the flag back, once nobody waits with it any more.
+    pub fn clear(&self) {
+        self.inner.0.store(false, Ordering::SeqCst);
+        let _ = self.inner.1.read(); // it would block where nothing was written
     }
 
     /// Whether the flag is set.

@@ -3,6 +3,8 @@
 //!
 //! The channel is bounded; when it is full, whoever posts waits. The controller never posts to itself.
 
+use std::collections::VecDeque;
+
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::store::registry::PodRecord;
@@ -101,14 +103,19 @@ pub enum Event {
     Heard(Heard),
     /// A pod is known from now on and must be watched.
     Known(PodRecord),
-    /// The turn is over; its thread is about to end and gives back what the next turn needs.
+    /// The turn is over.
     TurnOver {
         /// How it ended.
-        result: TurnResult,
-        /// Why, where it did not finish.
-        message: Option<String>,
+        ending: Ending,
+        /// The notices that could not be saved, and how many more there were.
+        notices: (Vec<Notice>, usize),
+        /// The texts that could not be saved.
+        inputs: VecDeque<Input>,
     },
 }
+
+/// How a turn ended, and why where it did not finish.
+pub type Ending = (TurnResult, Option<String>);
 
 /// A way to put events into the mailbox.
 #[derive(Debug, Clone)]

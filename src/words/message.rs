@@ -45,9 +45,14 @@ impl fmt::Display for Cause {
     }
 }
 
+impl fmt::Display for TurnResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&format!("{self:?}").to_lowercase())
+    }
+}
+
 /// How a turn ended, in words: `turn 3 failed: why`.
 pub fn end_in_words(turn: u64, result: TurnResult, message: Option<&str>) -> String {
-    let result = format!("{result:?}").to_lowercase();
     message.map_or_else(|| format!("turn {turn} {result}"), |why| format!("turn {turn} {result}: {why}"))
 }
 
