@@ -236,8 +236,7 @@ impl Controller {
 
     /// On disk before it is accepted; in the queue until the turn takes it.
     fn accept(&mut self, input: Input) -> Result<(), WireError> {
-        let kept = self.context.session.accept(&input);
-        kept.map_err(|error| WireError::new(ErrorCode::Internal, error.to_string()))?;
+        self.context.session.accept(&input)?;
         self.queued.push_back(input);
         Ok(())
     }

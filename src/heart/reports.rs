@@ -8,7 +8,7 @@ use crate::tools::context::PodContext;
 use crate::tools::mailbox::Event;
 use crate::tools::survey;
 use crate::words::allocation::{AllocationState, AllocationTable};
-use crate::words::error::{Error, Result};
+use crate::words::error::Result;
 use crate::words::identity::{Life, PodId};
 use crate::words::notification::render_event;
 use crate::words::protocol::{Done, ErrorCode, PodEvent, Sender, WireError};
@@ -26,7 +26,6 @@ pub fn receive(context: &PodContext, from: Option<&Sender>, event: &PodEvent) ->
     if event.reporter() != &from.pod_id {
         return Err(WireError::new(ErrorCode::BadRequest, "a pod reports of itself only"));
     }
-    let internal = |error: Error| WireError::new(ErrorCode::Internal, error.to_string());
     // Without a readable lock the registry alone says who is known, and no scope comes back.
     let table = context.lock.read().unwrap_or_else(|error| {
         log::error!("a report comes while the lock cannot be read: {error}");
@@ -39,12 +38,12 @@ pub fn receive(context: &PodContext, from: Option<&Sender>, event: &PodEvent) ->
     }
     let returned = match event {
         PodEvent::TurnEnded { .. } | PodEvent::Errored { .. } => Vec::new(),
-        PodEvent::ShutDown { .. } => match ended(context, &table, &from.life).map_err(internal)? {
+        PodEvent::ShutDown { .. } => match ended(context, &table, &from.life)? {
             Some(returned) => returned,
             None => return Ok(Done {}), // heard already, from its watcher
         },
         PodEvent::ScopeSubDelegated { sub_pod, sub_socket, .. } => {
-            spawned_below(context, &table, sub_pod, sub_socket).map_err(internal)?;
+            spawned_below(context, &table, sub_pod, sub_socket)?;
             Vec::new()
         }
     };

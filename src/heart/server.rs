@@ -2,26 +2,25 @@
 //!
 //! Connections wait for the disk, the lock and other pods, so that the controller never does.
 
-use std::collections::VecDeque;
 use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 
 use crate::heart::reports;
 use crate::store::registry::Origin;
-use crate::store::session::Input;
+use crate::store::session::{self, Input};
 use crate::sys::process::own_uid;
 use crate::sys::socket::{self, Line, LineReader};
-use crate::sys::thread::{self, lock};
+use crate::sys::thread::{self, lock, wait_while};
 use crate::tools::context::PodContext;
 use crate::tools::mailbox::{Event, shutting_down};
 use crate::tools::{shell, survey};
-use crate::words::error::Error;
+use crate::words::allocation::AllocationTable;
 use crate::words::identity::{Life, MODEL_NAME_RULE, is_model_name};
 use crate::words::limits::{
     MAX_CONNECTIONS, MAX_LAST_RESPONSE_BYTES, MAX_LINE_BYTES, SUBSCRIBER_QUEUE, WIRE_TIMEOUT,
@@ -44,15 +43,11 @@ const GRACE: Duration = Duration::from_millis(250);
 /// How long a new client waits for the slot of a silent one that was cut.
 const EVICTION_LIMIT: Duration = Duration::from_millis(100);
 
-/// How often one that waits for another looks whether it was cut, or the other may be.
-const TURN_CHECK: Duration = Duration::from_millis(20);
+/// How often one that waits for its share looks whether it was cut, or another may be.
+const SHARE_CHECK: Duration = Duration::from_millis(20);
 
-/// A line up to this length is read at once; longer ones, up to `MAX_LINE_BYTES`, only so many at a time.
+/// A line up to this length is read at once; longer ones, up to `MAX_LINE_BYTES`, wait for their share.
 const SHORT_LINE_BYTES: usize = 64 << 10;
-const LONG_LINES: usize = 4;
-
-/// So many pages of a history or an output are made and sent at a time.
-const PAGES: usize = 8;
 
 /// Accepts connections on a thread of its own until the process ends.
 ///
@@ -60,7 +55,7 @@ const PAGES: usize = 8;
 /// When the thread cannot be started.
 pub fn serve(listener: UnixListener, context: Arc<PodContext>) -> std::io::Result<()> {
     let run = move || {
-        let slots = Arc::new(Slots::new());
+        let slots = Arc::new(Slots::default());
         for stream in listener.incoming() {
             match stream {
                 Ok(stream) => accept(stream, &context, &slots),
@@ -76,31 +71,32 @@ pub fn serve(listener: UnixListener, context: Arc<PodContext>) -> std::io::Resul
 
 /// The places for connections. When all are taken, a client that has let us wait for `GRACE` makes room, the oldest
 /// first, so that clients which connect and say nothing, or do not read their answer, keep nobody out for long.
+#[derive(Default)]
 struct Slots {
-    free: (crossbeam_channel::Sender<()>, Receiver<()>),
-    /// Holds one for each connection that reads a long line.
-    long_lines: (crossbeam_channel::Sender<()>, Receiver<()>),
-    /// Holds one for each connection that makes or sends a page.
-    pages: (crossbeam_channel::Sender<()>, Receiver<()>),
     // A channel will not do: each connection takes itself out, from the middle, at its end.
-    open: Mutex<VecDeque<Connection>>,
-    opened: AtomicU64,
+    open: Mutex<Vec<Connection>>,
+    /// Told when a connection ends, or has read its long line.
+    freed: Condvar,
 }
 
-/// An open connection, as others see it. One that was cut is no longer among them.
+/// An open connection, as others see it.
 struct Connection {
     number: u64,
     stream: UnixStream,
-    waits_for: Peer,
+    /// Since when its client lets us wait, and what of the stream a cut closes. One that was to say something still
+    /// hears `busy`, and what it said has not been done.
+    awaited: Option<(Instant, Shutdown)>,
+    is_cut: bool,
+    share: Option<Share>,
 }
 
-/// What a connection waits for its client to do, and since when.
-#[derive(Clone, Copy)]
-enum Peer {
-    Nothing,
-    Says(Instant),
-    SaysMuch(Instant),
-    Reads(Instant),
+/// What takes so much memory that only so many connections may do it at a time.
+#[derive(Clone, Copy, PartialEq)]
+enum Share {
+    /// Reading a line that is not short.
+    LongLine = 4,
+    /// Making and sending a page of a history or an output.
+    Page = 8,
 }
 
 /// One place, held by a connection for as long as it lives.
@@ -110,49 +106,45 @@ struct Slot {
 }
 
 impl Slots {
-    fn new() -> Slots {
-        let (free, long_lines, pages) = (bounded(MAX_CONNECTIONS), bounded(LONG_LINES), bounded(PAGES));
-        (0..MAX_CONNECTIONS).for_each(|_| {
-            let _ = free.0.try_send(()); // the channel has room for exactly these
-        });
-        Slots { free, long_lines, pages, open: Mutex::default(), opened: AtomicU64::new(0) }
-    }
-
     /// A place for this connection; `None` when all are taken by clients that are being served.
     fn take(self: &Arc<Slots>, stream: &UnixStream) -> Option<Slot> {
-        if self.free.1.try_recv().is_err() {
-            self.cut(|_| true)?; // its thread sees that and gives its place back
-            self.free.1.recv_timeout(EVICTION_LIMIT).ok()?;
-        }
-        let number = self.opened.fetch_add(1, Ordering::Relaxed);
-        let slot = Slot { number, slots: Arc::clone(self) };
-        let stream = stream.try_clone().ok()?;
-        lock(&self.open).push_back(Connection { number, stream, waits_for: Peer::Nothing });
-        Some(slot)
-    }
-
-    /// Cuts the oldest of these that has let us wait for too long.
-    fn cut(&self, which: impl Fn(Peer) -> bool) -> Option<()> {
+        let is_full = |open: &mut Vec<Connection>| open.len() >= MAX_CONNECTIONS;
         let mut open = lock(&self.open);
-        let is_late = |waits_for| match waits_for {
-            Peer::Nothing => false,
-            Peer::Says(since) | Peer::SaysMuch(since) | Peer::Reads(since) => since.elapsed() >= GRACE,
-        };
-        let at = open.iter().position(|one| which(one.waits_for) && is_late(one.waits_for))?;
-        let cut = open.remove(at)?;
-        // One that was to say something still hears `busy`, and what it said has not been done.
-        let how = if matches!(cut.waits_for, Peer::Reads(_)) { Shutdown::Both } else { Shutdown::Read };
-        let _ = cut.stream.shutdown(how);
-        Some(())
+        if is_full(&mut open) {
+            cut(&mut open, |_| true)?; // its thread sees that and gives its place back
+            if !wait_while(&self.freed, open, EVICTION_LIMIT, is_full) {
+                return None;
+            }
+            open = lock(&self.open); // nobody but us adds to it
+        }
+        let number = open.last().map_or(0, |last| last.number + 1);
+        let stream = stream.try_clone().ok()?;
+        open.push(Connection { number, stream, awaited: None, is_cut: false, share: None });
+        Some(Slot { number, slots: Arc::clone(self) })
     }
 }
 
+/// Cuts the oldest of these that has let us wait for too long.
+fn cut(open: &mut [Connection], which: impl Fn(&Connection) -> bool) -> Option<()> {
+    let is_late = |one: &Connection| one.awaited.is_some_and(|(since, _)| since.elapsed() >= GRACE);
+    let one = open.iter_mut().find(|one| which(one) && is_late(one))?;
+    let (_, how) = one.awaited.take()?;
+    one.is_cut = true;
+    let _ = one.stream.shutdown(how);
+    Some(())
+}
+
 impl Slot {
-    /// Notes what the client is to do now; returns whether it has not been cut.
-    fn wait_for(&self, peer: Peer) -> bool {
-        let mut open = lock(&self.slots.open);
+    /// Its own connection; `busy` when it was cut.
+    fn own<'a>(&self, open: &'a mut [Connection]) -> Result<&'a mut Connection, WireError> {
         let own = open.iter_mut().find(|one| one.number == self.number);
-        own.map(|own| own.waits_for = peer).is_some()
+        own.filter(|own| !own.is_cut).ok_or_else(busy)
+    }
+
+    /// Notes whether the client is to do something from now on, and what a cut closes then.
+    fn note(&self, awaited: Option<Shutdown>) -> Result<(), WireError> {
+        let awaited = awaited.map(|how| (Instant::now(), how));
+        self.own(&mut lock(&self.slots.open)).map(|own| own.awaited = awaited)
     }
 
     /// The client's line. A few at a time may have a long one, so that many clients do not fill the memory.
@@ -160,43 +152,39 @@ impl Slot {
     /// # Errors
     /// `busy` when it did not come while others waited, or others went on all the time.
     fn read_line(&self, lines: &mut LineReader) -> Result<Line, WireError> {
-        self.wait_for(Peer::Says(Instant::now()));
+        self.note(Some(Shutdown::Read))?;
         let mut line = lines.read_line(SHORT_LINE_BYTES, Instant::now() + WIRE_TIMEOUT);
         if line == Line::TooLong {
-            self.begin(&self.slots.long_lines.0, |waits_for| matches!(waits_for, Peer::SaysMuch(_)))?;
-            self.wait_for(Peer::SaysMuch(Instant::now()));
+            self.begin(Share::LongLine)?;
+            self.note(Some(Shutdown::Read))?;
             line = lines.read_line(MAX_LINE_BYTES, Instant::now() + WIRE_TIMEOUT);
-            let _ = self.slots.long_lines.1.try_recv(); // ours, or one as good
         }
-        if self.wait_for(Peer::Nothing) { Ok(line) } else { Err(busy()) }
+        let mut open = lock(&self.slots.open);
+        let own = self.own(&mut open)?;
+        (own.awaited, own.share) = (None, None);
+        self.slots.freed.notify_all();
+        Ok(line)
     }
 
-    /// Waits for its turn to use memory. One of those that have theirs is cut when it lets us wait.
-    fn begin(&self, turns: &crossbeam_channel::Sender<()>, which: fn(Peer) -> bool) -> Result<(), WireError> {
-        let (since, deadline) = (Instant::now(), Instant::now() + WIRE_TIMEOUT);
-        while turns.send_timeout((), TURN_CHECK).is_err() {
-            self.slots.cut(which);
-            if !self.wait_for(Peer::Says(since)) || Instant::now() > deadline {
+    /// Waits for a share of the memory. One of those that have theirs is cut when it lets us wait.
+    fn begin(&self, share: Share) -> Result<(), WireError> {
+        let has_one = |one: &Connection| one.share == Some(share);
+        let is_full =
+            |open: &mut Vec<Connection>| open.iter().filter(|one| has_one(one)).count() >= share as usize;
+        let since = Instant::now();
+        loop {
+            let mut open = lock(&self.slots.open);
+            let must_wait = is_full(&mut open);
+            let own = self.own(&mut open)?;
+            if !must_wait {
+                (own.awaited, own.share) = (None, Some(share));
+                return Ok(());
+            }
+            own.awaited = Some((since, Shutdown::Read));
+            cut(&mut open, has_one);
+            if !wait_while(&self.slots.freed, open, SHARE_CHECK, is_full) && since.elapsed() > WIRE_TIMEOUT {
                 return Err(busy());
             }
-        }
-        self.wait_for(Peer::Nothing);
-        Ok(())
-    }
-
-    /// Does what is asked and sends the reply. A few at a time may have a page.
-    fn answer(&self, stream: &mut UnixStream, context: &PodContext, request: Request) {
-        let is_page = matches!(request.method, Method::GetHistory { .. } | Method::ReadOutput { .. });
-        let begun = match is_page {
-            true => self.begin(&self.slots.pages.0, |waits_for| matches!(waits_for, Peer::Reads(_))),
-            false => Ok(()),
-        };
-        if let Err(busy) = begun {
-            return self.write_reply(stream, Reply::Error(busy));
-        }
-        self.write_reply(stream, answer(context, request));
-        if is_page {
-            let _ = self.slots.pages.1.try_recv(); // ours, or one as good
         }
     }
 
@@ -208,25 +196,26 @@ impl Slot {
         if rest.is_empty() {
             return;
         }
-        self.wait_for(Peer::Reads(Instant::now()));
+        let _ = self.note(Some(Shutdown::Both)); // one that was cut may still take it
         if let Err(error) = socket::write_by(stream, rest, Instant::now() + WIRE_TIMEOUT) {
             log::debug!("a reply did not arrive: {error}"); // the peer is gone or does not read
         }
-        self.wait_for(Peer::Nothing);
+        let _ = self.note(None);
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         lock(&self.slots.open).retain(|one| one.number != self.number);
-        let _ = self.slots.free.0.try_send(()); // there is room for every place
+        self.slots.freed.notify_all();
     }
 }
 
 fn busy() -> WireError {
     let reason = format!(
-        "{MAX_CONNECTIONS} connections, {LONG_LINES} that say much or {PAGES} that read much are open already; \
-         try again later"
+        "{MAX_CONNECTIONS} connections, {} that say much or {} that read much are open already; try again later",
+        Share::LongLine as usize,
+        Share::Page as usize
     );
     WireError::new(ErrorCode::Busy, reason)
 }
@@ -279,7 +268,7 @@ fn connection(mut stream: UnixStream, context: &PodContext, slot: &Slot) {
         Ok(Request { method: Method::Subscribe { since }, .. }) => {
             stream_events(stream, lines, context, slot, since)
         }
-        Ok(request) => slot.answer(&mut stream, context, request),
+        Ok(request) => slot.write_reply(&mut stream, answer(context, slot, request)),
         Err(refusal) => slot.write_reply(&mut stream, Reply::Error(refusal)),
     }
     context.answering.fetch_sub(1, Ordering::SeqCst);
@@ -292,21 +281,30 @@ fn admit(context: &PodContext, request: Request) -> Result<Request, WireError> {
             format!("the pod that is meant has ended; \"{}\" here is another one", context.own.pod_id);
         return Err(WireError::new(ErrorCode::UnknownPod, reason));
     }
-    let Some(from) = &request.from else { return Ok(request) };
-    let not_allowed = |reason: &str| Err(WireError::new(ErrorCode::NotAllowed, reason));
-    match &request.method {
-        Method::PodEvent(_) => Ok(request), // reports have their own rule, which also fits one that is ending
-        Method::Subscribe { .. } => not_allowed("pods do not subscribe; they get reports"),
+    if let Some(from) = &request.from {
+        admit_pod(context, from, &request.method)?;
+    }
+    let is_work = matches!(
+        request.method,
+        Method::Run { .. }
+            | Method::Notify { .. }
+            | Method::Resume
+            | Method::Introduce { .. }
+            | Method::Set { .. }
+    );
+    if is_work && context.is_ending() { Err(shutting_down()) } else { Ok(request) }
+}
+
+fn admit_pod(context: &PodContext, from: &Sender, method: &Method) -> Result<(), WireError> {
+    let refusal = match method {
+        Method::PodEvent(_) => None, // reports have their own rule, which also fits one that is ending
+        Method::Subscribe { .. } => Some("pods do not subscribe; they get reports"),
         Method::Shutdown
         | Method::Cancel
         | Method::Resume
         | Method::Introduce { .. }
         | Method::Set { .. } => {
-            if is_above(context, &from.life) {
-                Ok(request)
-            } else {
-                not_allowed("only a pod's own spawners, or a person, may do this")
-            }
+            (!is_above(context, &from.life)).then_some("only a pod's own spawners, or a person, may do this")
         }
         Method::Run { .. }
         | Method::Notify { .. }
@@ -314,14 +312,14 @@ fn admit(context: &PodContext, request: Request) -> Result<Request, WireError> {
         | Method::Status
         | Method::ReadOutput { .. }
         | Method::ListPods => {
-            if is_sender_alive(context, from) {
-                Ok(request)
-            } else {
+            if !is_sender_alive(context, from) {
                 let reason = format!("the sender \"{}\" with that life is not registered", from.pod_id);
-                Err(WireError::new(ErrorCode::UnknownPod, reason))
+                return Err(WireError::new(ErrorCode::UnknownPod, reason));
             }
+            None
         }
-    }
+    };
+    refusal.map_or(Ok(()), |reason| Err(WireError::new(ErrorCode::NotAllowed, reason)))
 }
 
 /// Whether the pod of this life stands above this one in the lock.
@@ -337,15 +335,13 @@ fn is_above(context: &PodContext, life: &Life) -> bool {
 
 /// Nothing may speak for a successor of the same name. A damaged lock is no reason to stop talking.
 fn is_sender_alive(context: &PodContext, from: &Sender) -> bool {
-    let is_spawner = context.spawner.as_ref() == Some(from);
-    is_spawner
-        || context
-            .lock
-            .read()
-            .map_or(true, |table| table.by_life(&from.life).is_some_and(|entry| entry.pod_id == from.pod_id))
+    let is_entry =
+        |table: AllocationTable| table.by_life(&from.life).is_some_and(|entry| entry.pod_id == from.pod_id);
+    context.spawner.as_ref() == Some(from) || context.lock.read().map_or(true, is_entry)
 }
 
-fn answer(context: &PodContext, request: Request) -> Reply {
+fn answer(context: &PodContext, slot: &Slot, request: Request) -> Reply {
+    let done = || Reply::from(Ok::<_, WireError>(Done {}));
     let from = request.from;
     match request.method {
         Method::Run { input } => {
@@ -354,29 +350,24 @@ fn answer(context: &PodContext, request: Request) -> Reply {
             Reply::from(context.mailbox.ask(|reply| Event::Run { input, counts, reply }))
         }
         Method::Notify { message } => {
-            if context.is_ending() {
-                return Reply::Error(shutting_down());
-            }
             let notice = render_message(from.as_ref().map(|from| &from.pod_id), &message);
             context.mailbox.post(Event::Notice(notice));
-            Reply::from(Ok::<_, WireError>(Done {}))
+            done()
         }
         Method::PodEvent(event) => Reply::from(reports::receive(context, from.as_ref(), &event)),
         Method::Resume => Reply::from(context.mailbox.ask(Event::Resume)),
         Method::Cancel => Reply::from(context.mailbox.ask(Event::Cancel)),
         Method::Shutdown => {
-            log::info!(
-                "asked to end by {}",
-                from.map_or("a person".to_owned(), |from| format!("pod {}", from.pod_id))
-            );
+            let by = from.map_or("a person".to_owned(), |from| format!("pod {}", from.pod_id));
+            log::info!("asked to end by {by}");
             context.mailbox.post(Event::Shutdown);
-            Reply::from(Ok::<_, WireError>(Done {}))
+            done()
         }
-        Method::GetHistory { since } => Reply::from(history(context, since)),
+        Method::GetHistory { since } => Reply::from(history(context, slot, since)),
         Method::Status => Reply::from(status(context)),
-        Method::ReadOutput { since } => Reply::from(output(context, since)),
+        Method::ReadOutput { since } => Reply::from(output(context, slot, since)),
         Method::ListPods => {
-            Reply::from(survey::known_pods(context).map(|pods| PodsReply { pods }).map_err(internal))
+            Reply::from(survey::known_pods(context).map(|pods| PodsReply { pods }).map_err(WireError::from))
         }
         Method::Introduce { pods } => Reply::from(introduce(context, &pods)),
         Method::Set { model } => Reply::from(set(context, model)),
@@ -384,16 +375,9 @@ fn answer(context: &PodContext, request: Request) -> Reply {
     }
 }
 
-fn internal(error: Error) -> WireError {
-    WireError::new(ErrorCode::Internal, error.to_string())
-}
-
 /// Makes these pods known, as far as the lock has that very life of them. What is known already stays as it is.
 fn introduce(context: &PodContext, pods: &[Introduction]) -> Result<Done, WireError> {
-    if context.is_ending() {
-        return Err(shutting_down());
-    }
-    let table = context.lock.read().map_err(internal)?;
+    let table = context.lock.read()?;
     for pod in pods {
         let entry = table.by_life(&pod.life).filter(|entry| entry.pod_id == pod.pod_id);
         let Some(entry) = entry.filter(|entry| entry.life != context.own.life) else {
@@ -402,31 +386,31 @@ fn introduce(context: &PodContext, pods: &[Introduction]) -> Result<Done, WireEr
             return Err(WireError::new(ErrorCode::UnknownPod, reason));
         };
         if context.registry.by_life(&entry.life).is_none() {
-            survey::know(context, entry, Origin::Introduced).map_err(internal)?;
+            survey::know(context, entry, Origin::Introduced)?;
         }
     }
     Ok(Done {})
 }
 
 fn set(context: &PodContext, model: String) -> Result<Done, WireError> {
-    if context.is_ending() {
-        return Err(shutting_down());
-    }
     if !is_model_name(&model) {
         return Err(WireError::new(ErrorCode::BadRequest, MODEL_NAME_RULE));
     }
-    context.log(Item::ModelSet { model }).map(|_| Done {}).map_err(internal)
+    context.log(Item::ModelSet { model })?;
+    Ok(Done {})
 }
 
-fn history(context: &PodContext, since: Option<u64>) -> Result<HistoryReply, WireError> {
+fn history(context: &PodContext, slot: &Slot, since: Option<u64>) -> Result<HistoryReply, WireError> {
+    slot.begin(Share::Page)?;
     let state = context.mailbox.state().ok_or_else(shutting_down)?;
-    let page = context.session.page(since.unwrap_or(0)).map_err(internal)?;
+    let page = context.session.page(since.unwrap_or(0))?;
     Ok(HistoryReply { items: page.items, cursor: page.cursor, more: page.more, status: state.status })
 }
 
-fn output(context: &PodContext, since: Option<u64>) -> Result<OutputReply, WireError> {
+fn output(context: &PodContext, slot: &Slot, since: Option<u64>) -> Result<OutputReply, WireError> {
+    slot.begin(Share::Page)?;
     let state = context.mailbox.state().ok_or_else(shutting_down)?;
-    let (text, cursor, more) = context.session.output(since).map_err(internal)?;
+    let (text, cursor, more) = context.session.output(since)?;
     let (turn, last_result) = context.session.ask(|summary| (summary.turn, summary.last_result));
     Ok(OutputReply { status: state.status, text, cursor, more, turn, last_result })
 }
@@ -465,7 +449,7 @@ fn status(context: &PodContext) -> Result<StatusReply, WireError> {
         model: context.model().unwrap_or_default(),
         spawner: context.spawner.as_ref().map(|spawner| spawner.pod_id.clone()),
         state_dir: context.session.directory().to_string_lossy().into_owned(),
-        log: crate::store::session::log_path(context.session.directory()).to_string_lossy().into_owned(),
+        log: session::log_path(context.session.directory()).to_string_lossy().into_owned(),
         queued: state.queued,
         events_in_flight,
     })

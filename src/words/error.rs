@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::words::allocation::Refusal;
-use crate::words::protocol::WireError;
+use crate::words::protocol::{ErrorCode, WireError};
 
 /// Everything that can go wrong outside the pure words.
 #[derive(Debug)]
@@ -102,6 +102,13 @@ impl std::error::Error for Error {}
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Error {
         Error::Refused(refusal)
+    }
+}
+
+/// What failed inside a pod, as it goes over the wire.
+impl From<Error> for WireError {
+    fn from(error: Error) -> WireError {
+        WireError::new(ErrorCode::Internal, error.to_string())
     }
 }
 
