@@ -12,7 +12,7 @@ use crate::store::registry::{Origin, PodRecord};
 use crate::store::session::{self, Session};
 use crate::tools::context::PodContext;
 use crate::tools::survey;
-use crate::words::allocation::{AllocationState, Refusal};
+use crate::words::allocation::{Allocation, AllocationState, Refusal};
 use crate::words::error::{Error, Result};
 use crate::words::identity::{PodId, PodName};
 use crate::words::message::{Item, TurnResult};
@@ -75,13 +75,8 @@ pub fn recover(context: &Arc<PodContext>, lost: &[Refusal]) -> Result<()> {
     }
     let table = context.lock.read()?;
     let own = &context.own.pod_id;
-    let (mut living, mut dead) = (Vec::new(), Vec::new());
-    for record in context.registry.pods() {
-        match table.by_life(&record.life) {
-            Some(entry) => living.push((record, entry.delegated_from.as_ref() == Some(own))),
-            None => dead.push(record),
-        }
-    }
+    let (living, dead): (Vec<_>, Vec<_>) =
+        context.registry.pods().into_iter().partition(|record| table.by_life(&record.life).is_some());
     let ended = dead.iter().map(|record| format!("pod \"{}\" has ended while you were away", record.pod_id));
     let gone = lost.iter().map(|refusal| format!("you have lost a part of your scope: {refusal}"));
     let notices: Vec<Notice> = ended.chain(gone).map(news).collect();
@@ -92,21 +87,21 @@ pub fn recover(context: &Arc<PodContext>, lost: &[Refusal]) -> Result<()> {
     for record in dead {
         context.registry.end(&record.life)?;
     }
-    for (record, is_child) in living {
+    let known = living.into_iter().map(|record| {
         // One that belongs to another living pod now is only known.
-        let is_lost = record.origin == Origin::Spawned && !is_child;
-        let origin = if is_lost { Origin::Introduced } else { record.origin };
-        let record = PodRecord { origin, ..record };
+        let spawner = table.by_life(&record.life).and_then(|entry| entry.delegated_from.as_ref());
+        let is_lost = record.origin == Origin::Spawned && spawner != Some(own);
+        PodRecord { origin: if is_lost { Origin::Introduced } else { record.origin }, ..record }
+    });
+    // Those that came back in the lock, but had not been recorded.
+    let is_new = |entry: &&Allocation| {
+        entry.state == AllocationState::Live && context.registry.by_life(&entry.life).is_none()
+    };
+    let back = table.subtree(own).into_iter().filter(is_new);
+    let back = back.map(|entry| survey::record_of(&context.directories.state, entry, Origin::Descendant));
+    for record in known.chain(back) {
         context.registry.add(record.clone())?;
         watcher::watch(context, record);
-    }
-    // Those that came back in the lock, but had not been recorded.
-    for entry in table.subtree(own).into_iter().filter(|entry| entry.state == AllocationState::Live) {
-        if context.registry.by_life(&entry.life).is_none() {
-            let record = survey::record_of(&context.directories.state, entry, Origin::Descendant);
-            context.registry.add(record.clone())?;
-            watcher::watch(context, record);
-        }
     }
     Ok(())
 }
