@@ -12,8 +12,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
-
 use crate::heart::controller::Controller;
 use crate::heart::recover::{self, Previous};
 use crate::heart::server;
@@ -97,63 +95,69 @@ impl From<Error> for NotStarted {
 /// # Errors
 /// With the reason, after entry, folder and socket have been taken back.
 pub fn start(options: StartOptions) -> Result<Pod, NotStarted> {
-    let directories = Directories::from_environment()?;
-    let previous = options.resume.as_ref().map(|pod_id| Previous::find(&directories, pod_id)).transpose()?;
-    let current =
-        std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
-    let before = previous.as_ref().map(|previous| previous.directory.as_path());
-    let directory = canonical(options.directory.as_deref().or(before).unwrap_or(Path::new(".")), &current)?;
-    if !directory.is_dir() {
-        return Err(
-            Error::told(format!("working directory \"{}\" is no directory", directory.display())).into()
-        );
-    }
-    let settings_before = previous.iter().map(|previous| previous.settings.clone());
-    let settings_now = overlays(&options)?;
-    let sets_model = previous.is_some() && settings_now.iter().any(Layer::gives_model);
-    let layers = settings_before.chain(settings_now).collect();
-    let mut manifest = manifest::gather(&directories.config, &directory, layers)?;
-    let denied_before =
-        previous.as_ref().map(|previous| previous.settings.denied_tools()).unwrap_or_default();
-    toolbox::check_denied(manifest.tools.deny.iter().filter(|name| !denied_before.contains(name)))?;
-    let given = std::mem::take(&mut manifest.provider);
-    manifest.provider = Provider::choose(&given)?;
-    for (key, is_chosen) in
-        [("kind", given.kind.is_none()), ("base_url", given.base_url != manifest.provider.base_url)]
-    {
-        if is_chosen {
-            manifest.sources.insert(format!("provider.{key}"), "the environment".into());
-        }
-    }
-    let hidden = directories.hidden(manifest.provider.api_key_file.as_ref());
-    let (name, warnings) = (&manifest.instruction, &mut manifest.warnings);
-    let instruction = instruction::resolve(name, &directories.config, &directory, &hidden, warnings)?;
-    let runtime = Arc::new(RuntimeDirectory::open_or_create(&directories.runtime)?);
+    let settings = Settings::gather(&options)?;
+    let runtime = Arc::new(RuntimeDirectory::open_or_create(&settings.directories.runtime)?);
     let lock = ScopeLock::new(runtime);
-    let (entry, standing) =
-        register(&lock, &directories, &directory, &manifest, &options, previous.as_ref())?;
-    let registered = Registered {
-        lock,
-        directories,
-        directory,
-        manifest,
-        instruction,
-        entry,
-        standing,
-        previous,
-        sets_model,
-    };
-    let (lock, entry) = (registered.lock.clone(), registered.entry.clone());
-    registered.build(options).inspect_err(|_| {
+    let registered = register(&lock, &settings, &options)?;
+    let own = speaker(&registered.entry);
+    build(settings, registered, options).inspect_err(|_| {
         let undone = lock.edit(None, |table| {
-            table.release(&entry.life);
-            lock.remove_traces(&entry);
+            lock.release(table, &own.life);
             Ok(())
         });
         if let Err(error) = undone {
-            log::error!("the entry of \"{}\" stays: {error}", entry.pod_id); // the next opener reclaims it
+            log::error!("the entry of \"{}\" stays: {error}", own.pod_id); // the next opener reclaims it
         }
     })
+}
+
+/// The settings of a pod, from all that says something of them.
+struct Settings {
+    directories: Directories,
+    directory: PathBuf,
+    manifest: Manifest,
+    instruction: String,
+    previous: Option<Previous>,
+    /// Whether a resumed session gets another model now, which goes before one that was set in it.
+    sets_model: bool,
+}
+
+impl Settings {
+    fn gather(options: &StartOptions) -> Result<Settings> {
+        let directories = Directories::from_environment()?;
+        let previous =
+            options.resume.as_ref().map(|pod_id| Previous::find(&directories, pod_id)).transpose()?;
+        let current =
+            std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
+        let before = previous.as_ref().map(|previous| previous.directory.as_path());
+        let directory =
+            canonical(options.directory.as_deref().or(before).unwrap_or(Path::new(".")), &current)?;
+        if !directory.is_dir() {
+            let reason = format!("working directory \"{}\" is no directory", directory.display());
+            return Err(Error::Told(reason));
+        }
+        let settings_before = previous.iter().map(|previous| previous.settings.clone());
+        let settings_now = overlays(options)?;
+        let sets_model = previous.is_some() && settings_now.iter().any(Layer::gives_model);
+        let layers = settings_before.chain(settings_now).collect();
+        let mut manifest = manifest::gather(&directories.config, &directory, layers)?;
+        let denied_before =
+            previous.as_ref().map(|previous| previous.settings.denied_tools()).unwrap_or_default();
+        toolbox::check_denied(manifest.tools.deny.iter().filter(|name| !denied_before.contains(name)))?;
+        let given = std::mem::take(&mut manifest.provider);
+        manifest.provider = Provider::choose(&given)?;
+        for (key, is_chosen) in
+            [("kind", given.kind.is_none()), ("base_url", given.base_url != manifest.provider.base_url)]
+        {
+            if is_chosen {
+                manifest.sources.insert(format!("provider.{key}"), "the environment".into());
+            }
+        }
+        let hidden = directories.hidden(manifest.provider.api_key_file.as_ref());
+        let (name, warnings) = (&manifest.instruction, &mut manifest.warnings);
+        let instruction = instruction::resolve(name, &directories.config, &directory, &hidden, warnings)?;
+        Ok(Settings { directories, directory, manifest, instruction, previous, sets_model })
+    }
 }
 
 fn overlays(options: &StartOptions) -> Result<Vec<Layer>> {
@@ -175,14 +179,8 @@ fn given_by(options: &StartOptions) -> &'static str {
 
 /// Puts the pod's entry into the lock: a new one for a root, its own life in place of the reservation for a
 /// spawned one, what nobody else holds by now for a resumed one.
-fn register(
-    lock: &ScopeLock,
-    directories: &Directories,
-    directory: &Path,
-    manifest: &Manifest,
-    options: &StartOptions,
-    previous: Option<&Previous>,
-) -> Result<(Allocation, Standing)> {
+fn register(lock: &ScopeLock, settings: &Settings, options: &StartOptions) -> Result<Registered> {
+    let Settings { directories, directory, manifest, previous, .. } = settings;
     let pid = Pid::new(process::own_pid())?;
     let stat = process::process_stat(pid.get())
         .ok_or_else(|| Error::told("cannot read /proc/self/stat; is /proc there?"))?;
@@ -221,33 +219,19 @@ fn register(
             table.register(entry.clone(), &manifest.limits).map_err(refused)?;
             (entry, Vec::new())
         };
-        let spawner = entry.delegated_from.as_ref().and_then(|id| table.get(id));
-        let spawner =
-            spawner.map(|spawner| Sender { pod_id: spawner.pod_id.clone(), life: spawner.life.clone() });
+        let spawner = entry.delegated_from.as_ref().and_then(|id| table.get(id)).map(speaker);
         // Held before anyone can see the entry: the table is written after this returns.
         let life_file = HeldLife::create(lock.runtime(), &entry)?.keep_until_exit()?;
         lock.sweep(table);
-        Ok((entry, Standing { spawner, lost, life_file }))
+        Ok(Registered { lock: lock.clone(), entry, spawner, lost, life_file })
     })?;
     Ok(edited.value)
 }
 
-/// A pod whose entry is in the lock, and what the rest of its start needs.
+/// A pod whose entry is in the lock.
 struct Registered {
     lock: ScopeLock,
-    directories: Directories,
-    directory: PathBuf,
-    manifest: Manifest,
-    instruction: String,
     entry: Allocation,
-    standing: Standing,
-    previous: Option<Previous>,
-    /// Whether a resumed session gets another model now, which goes before one that was set in it.
-    sets_model: bool,
-}
-
-/// What a pod's registration has shown.
-struct Standing {
     /// Who spawned it.
     spawner: Option<Sender>,
     /// Why old rules of a resumed pod are gone.
@@ -256,114 +240,99 @@ struct Standing {
     life_file: File,
 }
 
-impl Registered {
-    /// What can be wrong with the settings is found before there is a session folder.
-    fn build(self, options: StartOptions) -> Result<Pod, NotStarted> {
-        let pod_id = &self.entry.pod_id;
-        let folder = self.directories.runtime.join(pod_id.as_str());
-        let listener = listen(&folder, Path::new(&self.entry.socket))?;
-        let place = ProviderPlace {
-            pod_id: pod_id.clone(),
-            name: self.entry.name.clone(),
-            directory: self.directory.clone(),
-            private_dir: folder,
-        };
-        let provider = Provider::new(&self.manifest.provider, place)?;
-        let state_dir = match &self.previous {
-            Some(previous) => previous.folder.clone(),
-            None => session::create_folder(&self.directories.state, pod_id, &self.entry.life)?,
-        };
-        let log = session::log_path(&state_dir);
-        begin_log(&log)?;
-        self.manifest.warnings.iter().for_each(|warning| log::warn!("{warning}"));
-        self.assemble(options, listener, provider, &state_dir)
-            .map_err(|error| NotStarted { error, log: Some(log) })
-    }
+/// The pod of an entry as it speaks for itself.
+fn speaker(entry: &Allocation) -> Sender {
+    Sender { pod_id: entry.pod_id.clone(), life: entry.life.clone() }
+}
 
-    fn assemble(
-        self,
-        options: StartOptions,
-        listener: UnixListener,
-        provider: Provider,
-        state_dir: &Path,
-    ) -> Result<Pod> {
-        let Registered { lock, directories, directory, manifest, instruction, entry, standing, .. } = self;
-        let (previous, sets_model) = (self.previous, self.sets_model);
-        let Standing { spawner, lost, life_file } = standing;
-        let own = Sender { pod_id: entry.pod_id.clone(), life: entry.life.clone() };
-        let session = Session::open(state_dir)?;
-        session.append(Item::Session {
-            pod_id: own.pod_id.clone(),
-            name: entry.name.clone(),
-            program: env!("CARGO_PKG_VERSION").to_owned(),
-            directory: directory.to_string_lossy().into_owned(),
-            scope: entry.scope_allow.clone(),
-        })?;
-        if sets_model {
-            // Said now, it counts more than one that was set before.
-            session.append(Item::ModelSet { model: manifest.provider.model.clone().unwrap_or_default() })?;
-        }
-        let mut resolved = Manifest {
-            scope: entry.scope_allow.iter().map(ToString::to_string).collect(),
-            ..manifest.clone()
-        };
-        if options.adopt.is_some() || !options.scope.is_empty() {
-            resolved.sources.insert("scope".into(), given_by(&options).into());
-        }
-        manifest::save(state_dir, &resolved)?;
-        let callback = options.callback.clone().map(|socket| Address {
-            pod: "spawner".into(),
-            socket,
-            life: spawner.as_ref().map(|spawner| spawner.life.clone()),
-        });
-        let (mailbox, events): (Mailbox, Receiver<Event>) = Mailbox::new();
-        let instruction = introduce(&instruction, &entry, &directory, spawner.as_ref());
-        let first_request_within = options.adopt.as_ref().map(|_| manifest.limits.launch());
-        let context = Arc::new(PodContext {
-            name: entry.name.clone(),
-            pid: entry.pid,
-            socket: PathBuf::from(&entry.socket),
-            view: ScopeView::new(lock.clone(), own.pod_id.clone(), own.life.clone()),
-            registry: Registry::open(state_dir)?,
-            events: EventSender::new(own.clone(), callback, lock.clone()),
-            ending: AtomicBool::new(false),
-            answering: AtomicUsize::new(0),
-            own,
-            spawner,
-            directory,
-            directories,
-            manifest,
-            lock,
-            session,
-            logging: Mutex::new(()),
-            mailbox,
-            sandbox: Sandbox::new(life_file),
-        });
-        if previous.is_some() {
-            recover::recover(&context, &lost)?;
-        }
-        end_on_signals(&context)?;
-        let worker = Worker::new(Arc::clone(&context), provider, instruction)?;
-        let controller = Controller::start(Arc::clone(&context), events, worker, first_request_within)?;
-        server::serve(listener, Arc::clone(&context))
-            .map_err(|source| Error::io("start a thread", source))?;
-        log::info!(
-            "pod \"{}\" {} started in \"{}\"",
-            context.own.pod_id,
-            context.pid,
-            context.directory.display()
-        );
-        Ok(Pod { context, controller, task: options.task })
+/// What can be wrong with the settings is found before there is a session folder.
+fn build(settings: Settings, registered: Registered, options: StartOptions) -> Result<Pod, NotStarted> {
+    let entry = &registered.entry;
+    let private_dir = settings.directories.runtime.join(entry.pod_id.as_str());
+    let listener = listen(&private_dir, Path::new(&entry.socket))?;
+    let (pod_id, name, directory) = (entry.pod_id.clone(), entry.name.clone(), settings.directory.clone());
+    let place = ProviderPlace { pod_id, name, directory, private_dir };
+    let provider = Provider::new(&settings.manifest.provider, place)?;
+    let state_dir = match &settings.previous {
+        Some(previous) => previous.folder.clone(),
+        None => session::create_folder(&settings.directories.state, &entry.pod_id, &entry.life)?,
+    };
+    let log = session::log_path(&state_dir);
+    begin_log(&log)?;
+    settings.manifest.warnings.iter().for_each(|warning| log::warn!("{warning}"));
+    assemble(settings, registered, options, listener, provider, &state_dir)
+        .map_err(|error| NotStarted { error, log: Some(log) })
+}
+
+fn assemble(
+    settings: Settings,
+    registered: Registered,
+    options: StartOptions,
+    listener: UnixListener,
+    provider: Provider,
+    state_dir: &Path,
+) -> Result<Pod> {
+    let Settings { directories, directory, mut manifest, instruction, previous, sets_model } = settings;
+    let Registered { lock, entry, spawner, lost, life_file } = registered;
+    let own = speaker(&entry);
+    let session = Session::open(state_dir)?;
+    session.append(Item::Session {
+        pod_id: own.pod_id.clone(),
+        name: entry.name.clone(),
+        program: env!("CARGO_PKG_VERSION").to_owned(),
+        directory: directory.to_string_lossy().into_owned(),
+        scope: entry.scope_allow.clone(),
+    })?;
+    if sets_model {
+        // Said now, it counts more than one that was set before.
+        session.append(Item::ModelSet { model: manifest.provider.model.clone().unwrap_or_default() })?;
     }
+    manifest.scope = entry.scope_allow.iter().map(ToString::to_string).collect();
+    if options.adopt.is_some() || !options.scope.is_empty() {
+        manifest.sources.insert("scope".into(), given_by(&options).into());
+    }
+    manifest::save(state_dir, &manifest)?;
+    let life = spawner.as_ref().map(|spawner| spawner.life.clone());
+    let callback = options.callback.map(|socket| Address { pod: "spawner".into(), socket, life });
+    let (mailbox, events) = Mailbox::new();
+    let instruction = introduce(&instruction, &entry, &directory, spawner.as_ref());
+    let first_request_within = options.adopt.map(|_| manifest.limits.launch());
+    let context = Arc::new(PodContext {
+        name: entry.name.clone(),
+        pid: entry.pid,
+        socket: PathBuf::from(&entry.socket),
+        view: ScopeView::new(lock.clone(), own.pod_id.clone(), own.life.clone()),
+        registry: Registry::open(state_dir)?,
+        events: EventSender::new(own.clone(), callback, lock.clone()),
+        ending: AtomicBool::new(false),
+        answering: AtomicUsize::new(0),
+        own,
+        spawner,
+        directory,
+        directories,
+        manifest,
+        lock,
+        session,
+        logging: Mutex::new(()),
+        mailbox,
+        sandbox: Sandbox::new(life_file),
+    });
+    if previous.is_some() {
+        recover::recover(&context, &lost)?;
+    }
+    end_on_signals(&context)?;
+    let worker = Worker::new(Arc::clone(&context), provider, instruction)?;
+    let controller = Controller::start(Arc::clone(&context), events, worker, first_request_within)?;
+    server::serve(listener, Arc::clone(&context)).map_err(|source| Error::io("start a thread", source))?;
+    let (pod_id, pid) = (&context.own.pod_id, context.pid);
+    log::info!("pod \"{pod_id}\" {pid} started in \"{}\"", context.directory.display());
+    Ok(Pod { context, controller, task: options.task })
 }
 
 /// Makes the pod's folder and its socket. A dead socket is replaced; anything else in its place is not touched.
 fn listen(folder: &Path, path: &Path) -> Result<UnixListener> {
-    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
-        Ok(()) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-        Err(source) => return Err(Error::io(format!("create \"{}\"", folder.display()), source)),
-    }
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.map_err(|source| Error::io(format!("create \"{}\"", folder.display()), source))?;
     match std::fs::symlink_metadata(path) {
         // The entry is ours, so nobody else can be listening there.
         Ok(metadata) if metadata.file_type().is_socket() => {
@@ -371,10 +340,8 @@ fn listen(folder: &Path, path: &Path) -> Result<UnixListener> {
                 .map_err(|source| Error::io(format!("replace dead socket \"{}\"", path.display()), source))?;
         }
         Ok(_) => {
-            return Err(Error::told(format!(
-                "\"{}\" is in the way of the socket and is no socket; move it away",
-                path.display()
-            )));
+            let reason = "is in the way of the socket and is no socket; move it away";
+            return Err(Error::told(format!("\"{}\" {reason}", path.display())));
         }
         Err(_) => {} // nothing is there; if it cannot even be looked at, listening says why
     }
