@@ -279,24 +279,21 @@ impl Worker {
             };
             let number = self.context.session.ask(|summary| summary.requests);
             let request = ModelRequest { system, items, tools, number };
-            let (reason, wanted) = match self.provider.request(&request, &self.cancel, &mut show) {
+            let failure = match self.provider.request(&request, &self.cancel, &mut show) {
                 Ok(message) => return Ok(message),
-                Err(Failure::Cancelled) => {
-                    // Every request counts, so that a script goes on behind the reply that was not wanted.
-                    self.log(Item::ModelError { message: "cancelled before the reply was whole".into() })?;
-                    return Err(Halt::Cancelled);
-                }
-                Err(Failure::Retry { reason, wait }) => (reason, wait),
-                Err(Failure::Final(message)) => {
-                    self.log(Item::ModelError { message: message.clone() })?;
-                    return Err(Halt::Failed(message));
-                }
-                Err(Failure::ContextTooLong(message)) => {
-                    self.log(Item::ModelError { message })?;
-                    return Err(Halt::TooLong);
-                }
+                Err(failure) => failure,
             };
+            let (reason, wanted) = match failure {
+                Failure::Cancelled => {
+                    ("cancelled before the reply was whole".to_owned(), Err(Halt::Cancelled))
+                }
+                Failure::Final(message) => (message.clone(), Err(Halt::Failed(message))),
+                Failure::ContextTooLong(message) => (message, Err(Halt::TooLong)),
+                Failure::Retry { reason, wait } => (reason, Ok(wait)),
+            };
+            // Every request counts, so that a script goes on behind the reply that was not wanted.
             self.log(Item::ModelError { message: reason.clone() })?;
+            let wanted = wanted?;
             attempt += 1;
             if attempt > self.context.manifest.limits.retries {
                 return Err(Halt::Failed(format!(
