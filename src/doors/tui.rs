@@ -38,7 +38,7 @@ use crate::doors::tui::tree::Row;
 use crate::sys::clock;
 use crate::sys::signal::{exit_now, on_end_signals};
 use crate::words::error::{Error, Result};
-use crate::words::identity::{Life, PodId, PodName};
+use crate::words::identity::{PodId, PodName};
 use crate::words::protocol::{KnownPod, Status};
 
 /// Between two frames: fast enough for eyes, slow enough for ssh.
@@ -135,10 +135,9 @@ fn row_of(machine: &Machine, pod: &str) -> Result<Row> {
             )));
         }
         Found::Ended(_) => {
-            let life: Option<Life> = None; // its newest session is meant
             let name = PodName::new(pod)
                 .or_else(|_| PodName::new(pod.rsplit_once('-').map_or(pod, |(name, _)| name)))?;
-            Row { pod: known(PodId::new(pod)?, name, Status::Stopped), life }
+            Row { pod: known(PodId::new(pod)?, name, Status::Stopped), life: None } // its newest session is meant
         }
     })
 }

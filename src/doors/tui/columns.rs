@@ -12,6 +12,17 @@ pub fn shown(text: &str) -> String {
     harmless(text).replace('\t', "    ")
 }
 
+/// The characters of a line, each with all that combines with it: where it begins, its bytes and its columns.
+pub fn clusters(line: &str) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
+    let mut end = 0;
+    std::iter::from_fn(move || {
+        let begin = end;
+        let (bytes, columns) = cluster(line.get(begin..).filter(|rest| !rest.is_empty())?);
+        end += bytes;
+        Some((begin, bytes, columns))
+    })
+}
+
 /// The first character of a line with all that combines with it: its bytes and its columns.
 pub fn cluster(text: &str) -> (usize, usize) {
     let bytes = text.as_bytes();
@@ -31,14 +42,8 @@ pub fn cluster(text: &str) -> (usize, usize) {
 }
 
 /// The columns that a line takes.
-pub fn columns(mut line: &str) -> usize {
-    let mut sum = 0;
-    while !line.is_empty() {
-        let (bytes, columns) = cluster(line);
-        sum += columns;
-        line = line.get(bytes..).unwrap_or_default();
-    }
-    sum
+pub fn columns(line: &str) -> usize {
+    clusters(line).map(|(.., columns)| columns).sum()
 }
 
 /// The lines of a text as rows of at most `width` columns, broken after the last space where that leaves them
@@ -74,15 +79,13 @@ pub fn fit(line: &str, width: usize) -> String {
     if columns(line) <= width {
         return line.to_owned();
     }
-    let (mut at, mut used) = (0, 1);
-    while let Some(rest) = line.get(at..).filter(|rest| !rest.is_empty()) {
-        let (bytes, columns) = cluster(rest);
-        if used + columns > width {
-            break;
-        }
-        (at, used) = (at + bytes, used + columns);
-    }
-    format!("{}…", line.get(..at).unwrap_or_default())
+    let mut used = 1;
+    let fits = |(.., columns): &(usize, usize, usize)| {
+        used += columns;
+        used <= width
+    };
+    let end = clusters(line).take_while(fits).last().map_or(0, |(begin, bytes, _)| begin + bytes);
+    format!("{}…", line.get(..end).unwrap_or_default())
 }
 
 #[cfg(test)]

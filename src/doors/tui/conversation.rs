@@ -93,10 +93,8 @@ impl Conversation {
             StreamEvent::Item(logged) => self.add_item(&logged.item),
             StreamEvent::Retry { attempt, wait_seconds, reason } => {
                 self.forget_streaming();
-                self.push_text(
-                    Tone::Bad,
-                    &format!("attempt {attempt} failed, again in {wait_seconds:.1} s: {reason}"),
-                );
+                let text = format!("attempt {attempt} failed, again in {wait_seconds:.1} s: {reason}");
+                self.push_text(Tone::Bad, &text);
             }
             StreamEvent::TurnStarted { .. }
             | StreamEvent::ToolCall { .. }
@@ -110,48 +108,39 @@ impl Conversation {
     }
 
     fn add_item(&mut self, item: &Item) {
-        match item {
+        let (tone, text) = match item {
             Item::Session { pod_id, program, directory, .. } => {
-                let text = format!("== session of pod {pod_id} in {directory} (insomnia {program})");
-                self.push_text(Tone::Quiet, &text);
+                (Tone::Quiet, format!("== session of pod {pod_id} in {directory} (insomnia {program})"))
             }
-            Item::TurnStarted { turn, cause } => {
-                self.push_text(Tone::Turn, &format!("-- turn {turn} ({cause})"));
-            }
-            Item::Input { text, from: None } => self.push_text(Tone::Person, &format!("> {text}")),
-            Item::Input { text, from: Some(pod) } => {
-                self.push_text(Tone::Person, &format!("> pod {pod}: {text}"));
-            }
+            Item::TurnStarted { turn, cause } => (Tone::Turn, format!("-- turn {turn} ({cause})")),
+            Item::Input { text, from: None } => (Tone::Person, format!("> {text}")),
+            Item::Input { text, from: Some(pod) } => (Tone::Person, format!("> pod {pod}: {text}")),
             Item::Notification { text } => {
                 for line in text.lines().filter_map(|line| line.strip_prefix("- ")) {
                     self.push_text(Tone::Notice, &format!("** {line}"));
                 }
+                return;
             }
             Item::Assistant(message) => {
                 self.forget_streaming();
                 if !message.text.is_empty() {
                     self.push_text(Tone::Plain, &message.text);
                 }
-                message.tool_calls.iter().for_each(|call| self.push_call(call));
+                return message.tool_calls.iter().for_each(|call| self.push_call(call));
             }
-            Item::ToolResult { id, name, ok, text } => self.add_result(id, name, *ok, text),
-            Item::ModelError { message } => {
-                self.push_text(Tone::Bad, &format!("the model could not be asked: {message}"));
-            }
+            Item::ToolResult { id, name, ok, text } => return self.add_result(id, name, *ok, text),
+            Item::ModelError { message } => (Tone::Bad, format!("the model could not be asked: {message}")),
             Item::Compaction { until, .. } => {
-                let text =
-                    format!("-- a summary stands for the items before {until}; the history keeps them");
-                self.push_text(Tone::Quiet, &text);
+                let what = format!("a summary stands for the items before {until}");
+                (Tone::Quiet, format!("-- {what}; the history keeps them"))
             }
-            Item::ModelSet { model } => {
-                self.push_text(Tone::Quiet, &format!("-- the model is {model} from here on"));
-            }
+            Item::ModelSet { model } => (Tone::Quiet, format!("-- the model is {model} from here on")),
             Item::TurnEnded { turn, result, message } => {
                 self.streaming = None; // a reply that was cut off stays as far as it came
-                let end = end_in_words(*turn, *result, message.as_deref());
-                self.push_text(Tone::Quiet, &format!("-- {end}"));
+                (Tone::Quiet, format!("-- {}", end_in_words(*turn, *result, message.as_deref())))
             }
-        }
+        };
+        self.push_text(tone, &text);
     }
 
     fn push_call(&mut self, call: &ToolCall) {
@@ -343,9 +332,7 @@ impl Conversation {
         };
         if let Some(at) = found {
             self.marked = Some(self.dropped + at);
-            let is_inside =
-                target == Target::Hit && self.entries.get(at).is_some_and(|entry| entry.is_folded);
-            if is_inside {
+            if target == Target::Hit && self.entries.get(at).is_some_and(|entry| entry.is_folded) {
                 self.fold_at(at);
             }
             self.show(at);

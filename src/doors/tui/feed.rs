@@ -74,7 +74,7 @@ impl Feed {
                 self.choice.store(number, Ordering::SeqCst);
                 let choice = Arc::clone(&self.choice);
                 let follower = Follower { machine, row: *row, number, choice, events, cursor: None };
-                spawn("follow", move || follower.run())
+                spawn("follow", move || drop(follower.follow())) // unwanted: its thread is over
             }
             Effect::Ask(row, method) => spawn("ask", move || {
                 let _ = events.send(Event::Told(ask(&row, method)));
@@ -117,10 +117,10 @@ fn stop(machine: &Machine, row: &Row, tree: bool) -> Result<String> {
     let outcome = machine.stop(&target, tree, true)?;
     match outcome.iter().find_map(|one| one.as_ref().err()) {
         Some((pod, error)) => Err(Error::told(format!("pod \"{pod}\" is not stopped: {error}"))),
-        None => Ok(format!(
-            "stopped: {}",
-            outcome.iter().flatten().map(|one| one.pod_id.as_str()).collect::<Vec<_>>().join(", ")
-        )),
+        None => {
+            let stopped: Vec<&str> = outcome.iter().flatten().map(|one| one.pod_id.as_str()).collect();
+            Ok(format!("stopped: {}", stopped.join(", ")))
+        }
     }
 }
 
@@ -213,35 +213,42 @@ struct Follower {
     cursor: Option<u64>,
 }
 
-/// Another pod was chosen, or the screen is gone.
-struct Unwanted;
+/// Why a follower goes no further.
+enum Halt {
+    /// Another pod was chosen, or the screen is gone.
+    Unwanted,
+    /// The pod cannot be followed now.
+    Failed(Error),
+}
+
+impl From<Error> for Halt {
+    fn from(error: Error) -> Halt {
+        Halt::Failed(error)
+    }
+}
 
 impl Follower {
-    fn run(mut self) {
-        let _ = self.follow(); // unwanted: this thread is over
-    }
-
-    fn say(&self, news: News) -> Result<(), Unwanted> {
+    fn say(&self, news: News) -> Result<(), Halt> {
         self.check()?;
-        self.events.send(Event::News { choice: self.number, news }).map_err(|_| Unwanted)
+        self.events.send(Event::News { choice: self.number, news }).map_err(|_| Halt::Unwanted)
     }
 
-    fn check(&self) -> Result<(), Unwanted> {
-        if self.choice.load(Ordering::SeqCst) == self.number { Ok(()) } else { Err(Unwanted) }
+    fn check(&self) -> Result<(), Halt> {
+        if self.choice.load(Ordering::SeqCst) == self.number { Ok(()) } else { Err(Halt::Unwanted) }
     }
 
-    fn follow(&mut self) -> Result<(), Unwanted> {
+    fn follow(mut self) -> Result<(), Halt> {
         let (mut was_heard, mut said_goodbye) = (false, false);
         loop {
             // Seen before the stream is tried: one that ended since then is tried once more.
             let lives = self.lives();
-            let mut reason = String::new();
-            if lives {
-                match self.stream(&mut said_goodbye)? {
-                    Ok(()) => was_heard = true,
-                    Err(error) => reason = error.to_string(),
-                }
-            }
+            let streamed = if lives { self.stream(&mut said_goodbye) } else { Ok(()) };
+            let reason = match streamed {
+                Ok(()) => None,
+                Err(Halt::Failed(error)) => Some(error),
+                Err(Halt::Unwanted) => return Err(Halt::Unwanted),
+            };
+            was_heard |= lives && reason.is_none();
             let interrupted = self.read_log()?;
             if !lives {
                 let how = match (was_heard, said_goodbye, interrupted) {
@@ -250,7 +257,7 @@ impl Follower {
                 };
                 return self.say(News::Gone(how.to_owned()));
             }
-            if !reason.is_empty() {
+            if let Some(reason) = reason {
                 self.say(News::Silent(format!("not followed: {reason}")))?;
                 let until = Instant::now() + PAUSE;
                 while Instant::now() < until {
@@ -267,36 +274,32 @@ impl Follower {
     }
 
     /// Follows the stream until it ends.
-    fn stream(&mut self, said_goodbye: &mut bool) -> Result<Result<()>, Unwanted> {
+    fn stream(&mut self, said_goodbye: &mut bool) -> Result<(), Halt> {
         let address = address_of(&self.row);
-        let since = self.cursor.map_or_else(
-            || client::subscribe(&address, None).map(|events| first_of(events.opened.cursor)),
-            Ok,
-        );
-        let mut events = match since.and_then(|since| client::subscribe(&address, Some(since))) {
-            Ok(events) => events,
-            Err(error) => return Ok(Err(error)),
+        let since = match self.cursor {
+            Some(cursor) => cursor,
+            None => first_of(client::subscribe(&address, None)?.opened.cursor),
         };
+        let mut events = client::subscribe(&address, Some(since))?;
         self.cursor = Some(events.opened.cursor);
         self.say(News::Listening)?;
         loop {
             self.check()?;
-            match events.next(Instant::now() + STEP) {
-                Ok(Next::Event(event)) => {
+            match events.next(Instant::now() + STEP)? {
+                Next::Event(event) => {
                     if let StreamEvent::Dropped { reason } = event.as_ref() {
                         *said_goodbye = reason.contains("ending");
                     } else {
                         self.tell(*event)?;
                     }
                 }
-                Ok(Next::Nothing) => {}
-                Ok(Next::Over) => return Ok(Ok(())),
-                Err(error) => return Ok(Err(error)),
+                Next::Nothing => {}
+                Next::Over => return Ok(()),
             }
         }
     }
 
-    fn tell(&mut self, event: StreamEvent) -> Result<(), Unwanted> {
+    fn tell(&mut self, event: StreamEvent) -> Result<(), Halt> {
         if matches!(event, StreamEvent::Item(_)) {
             self.cursor = self.cursor.map(|cursor| cursor + 1);
         }
@@ -304,7 +307,7 @@ impl Follower {
     }
 
     /// Tells what the log has beyond the cursor, and whether it ends in the middle of a turn.
-    fn read_log(&mut self) -> Result<bool, Unwanted> {
+    fn read_log(&mut self) -> Result<bool, Halt> {
         let state = &self.machine.directories.state;
         let folder = match &self.row.life {
             Some(life) => survey::session_folder(state, &self.row.pod.pod_id, life),

@@ -2,7 +2,7 @@
 
 use ratatui::text::Line;
 
-use crate::doors::tui::columns::{cluster, columns, wrap};
+use crate::doors::tui::columns::{cluster, clusters, columns, wrap};
 
 /// The longest text that can be typed or pasted, in bytes; a pod takes requests of 1 MiB.
 const BYTES_MAX: usize = 512 << 10;
@@ -79,22 +79,16 @@ impl Input {
     /// Removes the word before the cursor.
     pub fn delete_word(&mut self) {
         let (before, _) = self.text.split_at(self.cursor);
-        let word = before.trim_end();
-        let begin = word.rfind(char::is_whitespace).map_or(0, |at| {
-            at + word.get(at..).and_then(|rest| rest.chars().next()).map_or(0, char::len_utf8)
-        });
+        let word = before.trim_end().rsplit(char::is_whitespace).next().unwrap_or_default();
+        let begin = before.trim_end().len() - word.len();
         self.text.replace_range(begin..self.cursor, "");
         self.cursor = begin;
     }
 
     /// Moves one character to the left.
     pub fn left(&mut self) {
-        let (mut at, mut last) = (0, 0);
-        while at < self.cursor {
-            last = at;
-            at += cluster(self.text.get(at..).unwrap_or_default()).0.max(1);
-        }
-        self.cursor = last;
+        let begins = clusters(&self.text).map(|(begin, ..)| begin);
+        self.cursor = begins.take_while(|begin| *begin < self.cursor).last().unwrap_or(0);
     }
 
     /// Moves one character to the right.

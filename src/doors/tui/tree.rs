@@ -157,24 +157,25 @@ fn short_scope(scope: &[Rule]) -> String {
 /// Rows with their depth, each below its spawner; a pod whose spawner is not among them stands at the top, below
 /// the root where it is one that was introduced.
 fn in_order(mut rows: Vec<Row>, root: Option<&PodId>) -> Vec<(usize, Row)> {
-    let mut ordered: Vec<(usize, Row)> = Vec::new();
-    let is_among = |id: &PodId, rows: &[Row]| rows.iter().any(|row| row.pod.pod_id == *id);
+    let mut ordered = Vec::new();
     while !rows.is_empty() {
-        let is_top = |row: &Row| {
-            Some(&row.pod.pod_id) == root
-                || row.pod.spawner.as_ref().is_none_or(|spawner| !is_among(spawner, &rows))
-        };
+        let is_among = |id: &PodId| rows.iter().any(|row| row.pod.pod_id == *id);
+        let is_top =
+            |row: &Row| Some(&row.pod.pod_id) == root || !row.pod.spawner.as_ref().is_some_and(&is_among);
         let at = rows.iter().position(is_top).unwrap_or(0);
-        let top = rows.remove(at);
-        let depth = usize::from(root.is_some_and(|root| top.pod.pod_id != *root));
-        let mut stack = vec![(depth, top)];
-        while let Some((depth, row)) = stack.pop() {
-            let (below, rest): (Vec<Row>, Vec<Row>) =
-                rows.into_iter().partition(|other| other.pod.spawner.as_ref() == Some(&row.pod.pod_id));
-            rows = rest;
-            stack.extend(below.into_iter().rev().map(|below| (depth + 1, below)));
-            ordered.push((depth, row));
-        }
+        let depth =
+            rows.get(at).map_or(0, |top| usize::from(root.is_some_and(|root| top.pod.pod_id != *root)));
+        move_tree(at, depth, &mut rows, &mut ordered);
     }
     ordered
+}
+
+/// Moves a row, and all below it behind it.
+fn move_tree(at: usize, depth: usize, rows: &mut Vec<Row>, ordered: &mut Vec<(usize, Row)>) {
+    let row = rows.remove(at);
+    let pod_id = row.pod.pod_id.clone();
+    ordered.push((depth, row));
+    while let Some(at) = rows.iter().position(|row| row.pod.spawner.as_ref() == Some(&pod_id)) {
+        move_tree(at, depth + 1, rows, ordered);
+    }
 }
