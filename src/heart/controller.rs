@@ -45,14 +45,12 @@ enum Phase {
     Paused,
     /// A turn runs.
     Running { turn: u64, by_person: bool },
-    /// It is over: no turn runs and none will.
-    Over,
 }
 
 impl Phase {
     fn status(self) -> Status {
         match self {
-            Phase::Idle | Phase::Over => Status::Idle,
+            Phase::Idle => Status::Idle,
             Phase::Paused => Status::Paused,
             Phase::Running { .. } => Status::Running,
         }
@@ -140,7 +138,7 @@ impl Controller {
     /// Handles events until the pod is to end and no turn runs any more.
     pub fn run(&mut self) {
         self.start_queued(Cause::Resume); // also of a paused pod: an earlier life has accepted these
-        while !matches!(self.phase, Phase::Over) {
+        while !self.is_over() {
             let next = match self.first_request_due {
                 Some(due) => self.events.recv_deadline(due),
                 None => self.events.recv().map_err(RecvTimeoutError::from),
@@ -182,7 +180,7 @@ impl Controller {
             Event::Doing(detail) => self.enter(self.phase, &detail),
             Event::TakeQueued(reply) => answer(&reply, self.queued.drain(..).collect()),
             Event::AwaitNews(reply) => self.on_await_news(reply),
-            Event::Heard(heard) => self.on_heard(heard),
+            Event::Heard(life, heard) => self.on_heard(life, heard),
             Event::Known(record) => watcher::watch(&self.context, record),
             Event::TurnOver { ending, notices: (notices, lost), inputs } => {
                 // What the turn could not save waits for the next one, before what has come meanwhile.
@@ -191,6 +189,11 @@ impl Controller {
                 self.on_turn_over(ending);
             }
         }
+    }
+
+    /// Whether no turn runs and none will.
+    fn is_over(&self) -> bool {
+        self.context.is_ending() && !matches!(self.phase, Phase::Running { .. })
     }
 
     fn state(&self) -> State {
@@ -251,7 +254,6 @@ impl Controller {
             Phase::Paused => Ok(self.start_turn(Cause::Resume, true)),
             Phase::Idle => conflict("there is no failed or cancelled turn to go on with"),
             Phase::Running { .. } => conflict("a turn is running already"),
-            Phase::Over => Err(shutting_down()),
         }
     }
 
@@ -269,9 +271,7 @@ impl Controller {
         if !self.context.ending.swap(true, Ordering::SeqCst) {
             exit_in_any_case();
         }
-        if !self.on_cancel() {
-            self.phase = Phase::Over;
-        }
+        self.on_cancel();
     }
 
     fn on_subscribe(
@@ -279,7 +279,7 @@ impl Controller {
         since: Option<u64>,
         sink: Sender<StreamEvent>,
     ) -> Result<(SubscribeReply, u64), WireError> {
-        if matches!(self.phase, Phase::Over) {
+        if self.is_over() {
             return Err(shutting_down());
         }
         self.show(self.status_event()); // finds out which subscribers are gone
@@ -322,11 +322,11 @@ impl Controller {
         }
     }
 
-    fn on_heard(&mut self, heard: Heard) {
-        let (life, turn) = match heard {
-            Heard::Output { life, turn } | Heard::Reported { life, turn, ended: false } => (life, turn),
-            Heard::Reported { life, ended: true, .. } | Heard::Stopping(life) => (life, ALL_OF_IT),
-            Heard::NotStopped(life) => {
+    fn on_heard(&mut self, life: Life, heard: Heard) {
+        let turn = match heard {
+            Heard::Turn(turn) => turn,
+            Heard::End => ALL_OF_IT,
+            Heard::NotStopped => {
                 self.heard.remove(&life);
                 return;
             }
@@ -356,7 +356,7 @@ impl Controller {
         self.news = None;
         self.report(turn, by_person, result, message.as_deref());
         if self.context.is_ending() {
-            self.enter(Phase::Over, "ending");
+            self.enter(Phase::Idle, "ending");
         } else if result != TurnResult::Finished {
             let why = message.unwrap_or_default();
             self.enter(Phase::Paused, &format!("the last turn did not finish: {why}"));

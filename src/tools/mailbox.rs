@@ -36,26 +36,12 @@ pub struct State {
 /// What the model has heard of another pod without a notice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Heard {
-    /// It read the output of this turn and everything before.
-    Output {
-        /// Whose.
-        life: Life,
-        /// The newest turn read that is over.
-        turn: u64,
-    },
-    /// It was told by WaitPods how this pod's turn or life ended.
-    Reported {
-        /// Whose.
-        life: Life,
-        /// The turn that was over, if it lives.
-        turn: u64,
-        /// Whether it was the end.
-        ended: bool,
-    },
-    /// It is stopping this pod itself.
-    Stopping(Life),
-    /// It could not stop this pod after all.
-    NotStopped(Life),
+    /// How this turn ended, and what was before: it has read the output, or was told by WaitPods.
+    Turn(u64),
+    /// That it has ended, or ends now: it was told by WaitPods, or is stopping it itself.
+    End,
+    /// It could not stop it after all.
+    NotStopped,
 }
 
 /// Everything that can happen to a pod.
@@ -99,8 +85,8 @@ pub enum Event {
     TakeQueued(Sender<Vec<Input>>),
     /// The turn waits for any news: a notice, a text, a cancel.
     AwaitNews(Sender<NewsKind>),
-    /// The model has heard something without a notice.
-    Heard(Heard),
+    /// The model has heard something of the pod of this life without a notice.
+    Heard(Life, Heard),
     /// A pod is known from now on and must be watched.
     Known(PodRecord),
     /// The turn is over.

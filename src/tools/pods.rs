@@ -17,7 +17,7 @@ use crate::tools::stop::{self, Manner, Outcome, Stopped};
 use crate::tools::survey::{self, address_of_record};
 use crate::words::allocation::Allocation;
 use crate::words::error::{Error, Result};
-use crate::words::identity::{Life, PodId};
+use crate::words::identity::PodId;
 use crate::words::message::Summary;
 use crate::words::protocol::{Done, Introduction, Method, OutputReply, RunReply, Status, StatusReply};
 
@@ -67,7 +67,7 @@ pub(crate) fn read(context: &PodContext, pod_id: &str, since: Option<u64>) -> Re
     };
     if !output.more {
         let turn = output.turn.saturating_sub(u64::from(output.status == Status::Running)); // the last that is over
-        context.mailbox.post(Event::Heard(Heard::Output { life: record.life, turn }));
+        context.mailbox.post(Event::Heard(record.life, Heard::Turn(turn)));
     }
     let OutputReply { status, text, cursor, more, turn, last_result } = output;
     Ok(json!({
@@ -134,10 +134,10 @@ pub(crate) fn end(
     let table = repair::living(&context.lock)?;
     let below = table.subtree(&target.pod_id).into_iter().filter(|_| tree);
     let ending: Vec<&Allocation> = below.chain([target]).collect();
-    let hear = |heard: fn(Life) -> Heard, entry: &Allocation| {
-        context.mailbox.post(Event::Heard(heard(entry.life.clone())));
+    let hear = |heard: Heard, entry: &Allocation| {
+        context.mailbox.post(Event::Heard(entry.life.clone(), heard));
     };
-    ending.iter().for_each(|entry| hear(Heard::Stopping, entry));
+    ending.iter().for_each(|entry| hear(Heard::End, entry));
     let limit = context.manifest.limits.stop();
     let manner = Manner { from: Some(&context.own), limit, ask: true, cancel };
     let outcome = stop::stop_all(&context.lock, target, tree, manner);
@@ -220,9 +220,8 @@ fn look<'a>(context: &PodContext, records: &'a [PodRecord]) -> (Vec<Asked<'a>>, 
 
 fn report(context: &PodContext, done: &[Asked<'_>], running: &[Asked<'_>], why: &str) -> Value {
     let row = |(PodRecord { pod_id, life, .. }, answer): &Asked<'_>| {
-        let turn = answer.as_ref().map_or(u64::MAX, |answer| answer.turn);
-        let heard = Heard::Reported { life: life.clone(), turn, ended: answer.is_none() };
-        context.mailbox.post(Event::Heard(heard));
+        let heard = answer.as_ref().map_or(Heard::End, |answer| Heard::Turn(answer.turn));
+        context.mailbox.post(Event::Heard(life.clone(), heard));
         match answer {
             Some(StatusReply { status, turn, last_result, last_response, .. }) => json!({
                 "pod_id": pod_id, "status": status, "turn": turn, "last_result": last_result,

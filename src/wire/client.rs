@@ -12,7 +12,9 @@ use crate::sys::socket::{self, Line, LineReader};
 use crate::words::error::{Error, Result};
 use crate::words::identity::Life;
 use crate::words::limits::{MAX_LINE_BYTES, WIRE_TIMEOUT};
-use crate::words::protocol::{Method, Reply, Request, Sender, StreamEvent, SubscribeReply, to_line, too_large};
+use crate::words::protocol::{
+    Method, Reply, Request, Sender, StreamEvent, SubscribeReply, to_line, too_large,
+};
 
 /// The longest reply or event line that is read: a page, or one huge item.
 const REPLY_BYTES_MAX: usize = 64 << 20;
