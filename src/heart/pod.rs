@@ -384,15 +384,15 @@ fn introduce(instruction: &str, entry: &Allocation, directory: &Path, spawner: O
 /// The first SIGTERM or SIGINT ends gracefully, the second one at once. A lost terminal changes nothing.
 fn end_on_signals(context: &Arc<PodContext>) -> Result<()> {
     let mailbox = context.mailbox.clone();
-    let asked = AtomicUsize::new(0);
-    let handle = move |signal| match signal {
-        EndSignal::HangUp => {}
-        EndSignal::Interrupt | EndSignal::Terminate => {
-            if asked.fetch_add(1, Ordering::SeqCst) > 0 {
-                signal::exit_now(1);
-            }
-            mailbox.post(Event::Shutdown);
+    let mut was_asked = false;
+    let handle = move |signal| {
+        if signal == EndSignal::HangUp {
+            return;
         }
+        if std::mem::replace(&mut was_asked, true) {
+            signal::exit_now(1);
+        }
+        mailbox.post(Event::Shutdown);
     };
     signal::on_end_signals(handle).map_err(|source| Error::io("listen for signals", source))
 }
@@ -447,13 +447,10 @@ fn say_goodbye(context: &PodContext) {
         context.lock.release(table, &context.own.life);
         Ok(above)
     });
-    let above = match released {
-        Ok(edited) => edited.value,
-        Err(error) => {
-            log::error!("the entry stays until the next pod reclaims it: {error}");
-            Vec::new()
-        }
-    };
+    let above = released.map(|edited| edited.value).unwrap_or_else(|error| {
+        log::error!("the entry stays until the next pod reclaims it: {error}");
+        Vec::new()
+    });
     context.events.send_inline(PodEvent::ShutDown { pod_name: context.own.pod_id.clone() }, left(), &above);
     log::info!("pod \"{}\" ended", context.own.pod_id);
 }

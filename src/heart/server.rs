@@ -25,7 +25,7 @@ use crate::words::identity::{Life, MODEL_NAME_RULE, is_model_name};
 use crate::words::limits::{
     MAX_CONNECTIONS, MAX_LAST_RESPONSE_BYTES, MAX_LINE_BYTES, SUBSCRIBER_QUEUE, WIRE_TIMEOUT,
 };
-use crate::words::message::{Item, LoggedItem};
+use crate::words::message::Item;
 use crate::words::notification::render_message;
 use crate::words::protocol::{
     Done, ErrorCode, HistoryReply, Introduction, Method, OutputReply, PROTOCOL_VERSION, PodsReply, Reply,
@@ -496,13 +496,13 @@ fn replay(
 ) -> Result<(), StreamEnd> {
     while cursor < until {
         let page = context.session.page(cursor).map_err(|error| Some(error.to_string()))?;
-        let wanted = usize::try_from(until - cursor).unwrap_or(usize::MAX);
-        let items: Vec<LoggedItem> = page.items.into_iter().take(wanted).collect();
-        cursor += items.len() as u64;
-        if items.is_empty() {
+        if page.items.is_empty() {
             return Err(Some("the history ends before its cursor".into()));
         }
-        items.into_iter().try_for_each(|item| write_event(stream, &StreamEvent::Item(item)))?;
+        for (_, item) in (cursor..until).zip(page.items) {
+            write_event(stream, &StreamEvent::Item(item))?;
+        }
+        cursor = page.cursor;
     }
     Ok(())
 }

@@ -91,19 +91,11 @@ fn is_mine_to_tell(context: &PodContext, record: &PodRecord) -> bool {
         Origin::Spawned => true,
         Origin::Introduced => false,
         Origin::Descendant => {
-            let mut above = record.spawner.clone();
-            while let Some(spawner) = above {
-                if spawner == context.own.pod_id {
-                    return true;
-                }
-                if let Some(living) = context.registry.get(&spawner) {
-                    if context.lives(&living.life) {
-                        return false;
-                    }
-                }
-                above = spawner_of(context, &spawner);
-            }
-            true // nobody in between is known any more
+            let mut above = std::iter::successors(record.spawner.clone(), |above| spawner_of(context, above));
+            let is_own = |pod_id: &PodId| *pod_id == context.own.pod_id;
+            let lives = |known: PodRecord| context.lives(&known.life);
+            let nearest = above.find(|id| is_own(id) || context.registry.get(id).is_some_and(lives));
+            nearest.is_none_or(|nearest| is_own(&nearest)) // where nobody in between is known any more it is ours
         }
     }
 }
