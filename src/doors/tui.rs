@@ -58,7 +58,7 @@ pub(super) fn run(machine: &Machine, given: &Given) -> Result<bool> {
     if !answers_to_a_person() || !io::stdin().is_terminal() {
         return Err(Error::told("the TUI needs a terminal; \"insomnia attach POD\" works without one"));
     }
-    let chosen = given.words.first().map(|pod| row_of(machine, pod)).transpose()?;
+    let chosen = given.words.first().map(|pod| row_of(machine, pod)).transpose()?.flatten();
     let root = chosen.as_ref().map(|row| row.pod.pod_id.clone());
     let (sender, events) = bounded(EVENTS_MAX);
     let failed = |source| Error::io("use the terminal", source);
@@ -105,41 +105,34 @@ pub fn show<B: Backend>(
     Ok(())
 }
 
-/// The pod that is named on the command line, as far as the files tell.
-fn row_of(machine: &Machine, pod: &str) -> Result<Row> {
-    let known = |pod_id: PodId, name: PodName, status: Status| KnownPod {
-        pod_id,
-        name,
-        status,
-        answers: status != Status::Stopped,
-        detail: String::new(),
-        since: 0,
-        scope: Vec::new(),
-        last_response: String::new(),
-        turn: 0,
-        usage: Default::default(),
-        usage_tree: Default::default(),
-        spawner: None,
-        socket: String::new(),
-    };
-    Ok(match machine.any(pod)? {
-        Found::Living(entry) => {
-            let mut pod = known(entry.pod_id.clone(), entry.name.clone(), Status::Idle);
-            pod.socket.clone_from(&entry.socket);
-            Row { pod, life: Some(entry.life) }
-        }
-        Found::Elsewhere(address) => {
-            return Err(Error::told(format!(
-                "the TUI shows pods of your own lock; \"insomnia attach {}\" follows this one",
-                address.pod
-            )));
-        }
+/// The pod that is named on the command line, as it is now.
+fn row_of(machine: &Machine, pod: &str) -> Result<Option<Row>> {
+    match machine.any(pod)? {
+        Found::Living(entry) => Ok(feed::described(machine, &machine.table()?, vec![&entry]).pop()),
+        Found::Elsewhere(address) => Err(Error::told(format!(
+            "the TUI shows pods of your own lock; \"insomnia attach {}\" follows this one",
+            address.pod
+        ))),
         Found::Ended(_) => {
-            let name = PodName::new(pod)
-                .or_else(|_| PodName::new(pod.rsplit_once('-').map_or(pod, |(name, _)| name)))?;
-            Row { pod: known(PodId::new(pod)?, name, Status::Stopped), life: None } // its newest session is meant
+            let pod = KnownPod {
+                pod_id: PodId::new(pod)?,
+                name: PodName::new(pod)
+                    .or_else(|_| PodName::new(pod.rsplit_once('-').map_or(pod, |(name, _)| name)))?,
+                status: Status::Stopped,
+                answers: false,
+                detail: String::new(),
+                since: 0,
+                scope: Vec::new(),
+                last_response: String::new(),
+                turn: 0,
+                usage: Default::default(),
+                usage_tree: Default::default(),
+                spawner: None,
+                socket: String::new(),
+            };
+            Ok(Some(Row { pod, life: None })) // its newest session is meant
         }
-    })
+    }
 }
 
 /// The terminal while it is ours; dropping it gives it back.

@@ -49,11 +49,7 @@ impl Feed {
     ///
     /// # Errors
     /// When no thread can be started.
-    pub(in crate::doors) fn start(
-        machine: &Machine,
-        root: Option<PodId>,
-        events: &Sender<Event>,
-    ) -> Result<Feed> {
+    pub(super) fn start(machine: &Machine, root: Option<PodId>, events: &Sender<Event>) -> Result<Feed> {
         let (roots, wanted) = bounded(16);
         let feed = Feed { machine: machine.clone(), events: events.clone(), roots, choice: Arc::default() };
         let (machine, events) = (machine.clone(), events.clone());
@@ -192,7 +188,7 @@ fn survey(machine: &Machine, table: &AllocationTable, root: Option<&PodId>, seen
 }
 
 /// Rows of these entries, their pods asked at the same time.
-fn described(machine: &Machine, table: &AllocationTable, entries: Vec<&Allocation>) -> Vec<Row> {
+pub(super) fn described(machine: &Machine, table: &AllocationTable, entries: Vec<&Allocation>) -> Vec<Row> {
     let addresses: Vec<Address> = entries.iter().map(|entry| survey::address_of(entry)).collect();
     let answers = survey::ask_all(&addresses, None);
     let row = |(entry, answer): (&Allocation, _)| {
