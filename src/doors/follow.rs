@@ -13,7 +13,7 @@ use crate::sys::signal::{self, EndSignal};
 use crate::sys::wait::is_unheard;
 use crate::wire::client::{self, Address, Next, Subscription};
 use crate::words::error::{Error, Result};
-use crate::words::message::{Item, LoggedItem, TurnResult, end_in_words};
+use crate::words::message::{Item, TurnResult, end_in_words};
 use crate::words::protocol::{CancelReply, ErrorCode, Method, Status, StatusReply, StreamEvent};
 use crate::words::text::{cut_end, harmless_line};
 
@@ -60,8 +60,6 @@ impl Style {
 pub(super) struct Follower {
     style: Style,
     in_line: bool,
-    /// Whether live events have told the item that comes next.
-    is_told: bool,
     is_on_terminal: bool,
     /// What has been shown of the reply that streams.
     partial: String,
@@ -89,6 +87,7 @@ pub(super) struct TurnEnd {
     pub(super) result: TurnResult,
     /// Why, where it did not finish.
     pub(super) message: Option<String>,
+    in_words: String,
 }
 
 impl Follower {
@@ -97,7 +96,6 @@ impl Follower {
         Follower {
             style,
             in_line: false,
-            is_told: false,
             is_on_terminal: answers_to_a_person(),
             partial: String::new(),
             is_again: false,
@@ -110,31 +108,33 @@ impl Follower {
         }
     }
 
-    /// Shows one event.
+    /// Shows one event. An item is shown from itself, whether it is new or of before the subscription.
     pub(super) fn show(&mut self, event: &StreamEvent) {
-        self.remember(event);
-        match self.style {
-            Style::Json => self.show_json(event),
-            Style::Text | Style::Talk | Style::TextOnly | Style::Show => self.show_plainly(event),
-            Style::Quiet => {}
+        if self.style == Style::Json && !matches!(event, StreamEvent::TextDelta { .. }) {
+            self.answer_json(event);
         }
-        if let StreamEvent::Item(logged) = event {
-            let is_dead = matches!(logged.item, Item::ModelError { .. });
-            if is_dead && !self.partial.is_empty() {
-                self.end_line();
+        match event {
+            StreamEvent::TextDelta { text } => self.text(text),
+            StreamEvent::Retry { attempt, wait_seconds, reason } => {
+                self.say(&format!("-- attempt {attempt} failed, again in {wait_seconds:.1} s: {reason}"));
+                self.end_reply();
             }
-            if is_dead || matches!(logged.item, Item::Assistant(_) | Item::TurnEnded { .. }) {
-                (self.partial, self.is_again) = (String::new(), false);
+            // It has no item where the history cannot be written.
+            StreamEvent::TurnEnded { turn, result, message } => {
+                self.show_end(*turn, *result, message.as_deref());
             }
+            StreamEvent::Dropped { reason } => self.say(&format!("-- the stream ended: {reason}")),
+            StreamEvent::Status { status, detail } => {
+                self.does(if *status == Status::Running { detail } else { "" });
+            }
+            StreamEvent::Item(logged) => self.show_item(&logged.item),
+            // Each comes with an item that tells the same.
+            StreamEvent::TurnStarted { .. }
+            | StreamEvent::ToolCall { .. }
+            | StreamEvent::ToolResult { .. }
+            | StreamEvent::Notification { .. }
+            | StreamEvent::Compaction { .. } => {}
         }
-    }
-
-    fn show_json(&mut self, event: &StreamEvent) {
-        let mut line = json_line(event);
-        if let StreamEvent::TextDelta { text } = event {
-            line = json_line(&StreamEvent::TextDelta { text: self.fresh(text).to_owned() });
-        }
-        self.answer(&(line + "\n"));
     }
 
     /// What of a piece of the reply has not been shown: a stream that begins again sends it from its beginning.
@@ -149,23 +149,6 @@ impl Follower {
         }
         text.clone_into(&mut self.partial);
         fresh.unwrap_or(text)
-    }
-
-    fn remember(&mut self, event: &StreamEvent) {
-        if let StreamEvent::Item(logged) = event {
-            if let Item::TurnStarted { .. } = logged.item {
-                self.last_text.clear();
-            }
-            if let Some(text) = logged.item.reply_text() {
-                text.clone_into(&mut self.last_text);
-            } else if let Item::TurnEnded { turn, result, message } = &logged.item {
-                self.last_end = Some(TurnEnd { turn: *turn, result: *result, message: message.clone() });
-            }
-        } else if let StreamEvent::TurnEnded { turn, result, message } = event {
-            self.last_end = Some(TurnEnd { turn: *turn, result: *result, message: message.clone() });
-        } else if let StreamEvent::Status { status, detail } = event {
-            self.does(if *status == Status::Running { detail } else { "" });
-        }
     }
 
     /// Notes what goes on, for the spinner.
@@ -186,87 +169,73 @@ impl Follower {
         }
     }
 
-    fn show_plainly(&mut self, event: &StreamEvent) {
-        let without = |text: &str| text.replace(&self.within, "");
-        let short = |text: &str| cut_end(&harmless_line(&without(text)), LINE_BYTES_MAX);
-        match event {
-            StreamEvent::TurnStarted { turn, cause } => {
+    fn show_item(&mut self, item: &Item) {
+        match item {
+            Item::TurnStarted { turn, cause } => {
+                self.last_text.clear();
                 self.say(&format!("-- turn {turn} ({cause})"));
             }
-            StreamEvent::TextDelta { text } => self.text(text),
-            StreamEvent::ToolCall { name, input, .. } => {
-                self.say(&format!("-> {name} {}", short(&input.to_string())));
+            Item::Input { text, from } => {
+                let from = from.as_ref().map_or("a person".to_owned(), |pod| format!("pod {pod}"));
+                self.say(&format!(">> {from}: {}", self.short(text)));
             }
-            StreamEvent::ToolResult { ok, text, .. } => {
-                let mark = if *ok { "<-" } else { "<- refused:" };
-                self.say(&format!("{mark} {}", short(text)));
-            }
-            StreamEvent::Notification { text } => {
-                for line in without(text).lines().filter_map(|line| line.strip_prefix("- ")) {
+            Item::Notification { text } => {
+                for line in text.replace(&self.within, "").lines().filter_map(|line| line.strip_prefix("- "))
+                {
                     self.say(&format!("** {line}"));
                 }
             }
-            StreamEvent::Retry { attempt, wait_seconds, reason } => {
-                self.say(&format!("-- attempt {attempt} failed, again in {wait_seconds:.1} s: {reason}"));
+            Item::Assistant(message) => {
+                if self.style != Style::Json {
+                    self.is_again = true; // what has streamed of it is there already
+                    self.text(&message.text);
+                }
+                for call in &message.tool_calls {
+                    self.say(&format!("-> {} {}", call.name, self.short(&call.input.to_string())));
+                }
+                self.end_reply();
+                if let Some(text) = item.reply_text() {
+                    text.clone_into(&mut self.last_text);
+                }
             }
-            StreamEvent::TurnEnded { turn, result, message } => {
-                self.say(&format!("-- {}", end_in_words(*turn, *result, message.as_deref())));
+            Item::ToolResult { ok, text, .. } => {
+                self.say(&format!("{} {}", if *ok { "<-" } else { "<- refused:" }, self.short(text)));
             }
-            StreamEvent::Compaction { until, .. } => {
+            Item::Compaction { until, .. } => {
                 self.say(&format!(
                     "-- a summary stands for the items before {until}; the history keeps them"
                 ));
             }
-            StreamEvent::Dropped { reason } => self.say(&format!("-- the stream ended: {reason}")),
-            StreamEvent::Item(logged) => match &logged.item {
-                Item::Input { text, from } => {
-                    let from = from.as_ref().map_or("a person".to_owned(), |pod| format!("pod {pod}"));
-                    self.say(&format!(">> {from}: {}", short(text)));
+            Item::TurnEnded { turn, result, message } => {
+                self.end_reply();
+                if self.last_end.as_ref().is_none_or(|end| end.turn != *turn) {
+                    self.show_end(*turn, *result, message.as_deref());
                 }
-                // They come while a reply streams, and no other event tells them.
-                Item::Session { .. } | Item::ModelError { .. } | Item::ModelSet { .. } => {}
-                item @ (Item::Assistant(_)
-                | Item::TurnStarted { .. }
-                | Item::Notification { .. }
-                | Item::ToolResult { .. }
-                | Item::Compaction { .. }
-                | Item::TurnEnded { .. }) => self.show_item(item),
-            },
-            StreamEvent::Status { .. } => {}
-        }
-        let tells_no_item = matches!(
-            event,
-            StreamEvent::Item(_)
-                | StreamEvent::Status { .. }
-                | StreamEvent::Retry { .. }
-                | StreamEvent::Dropped { .. }
-        );
-        self.is_told |= !tells_no_item;
-    }
-
-    /// An item of before the subscription has come alone and is shown from itself.
-    fn show_item(&mut self, item: &Item) {
-        if !self.is_told {
-            if let Item::Assistant(message) = item {
-                self.text(&message.text);
             }
-            StreamEvent::telling(item).iter().for_each(|event| self.show_plainly(event));
+            Item::ModelError { .. } => self.end_reply(),
+            Item::Session { .. } | Item::ModelSet { .. } => {}
         }
-        self.end_line();
-        self.is_told = false;
     }
 
-    /// What comes next may tell again what was told, or tell by items alone what was not.
+    fn show_end(&mut self, turn: u64, result: TurnResult, message: Option<&str>) {
+        let in_words = end_in_words(turn, result, message);
+        self.say(&format!("-- {in_words}"));
+        self.last_end = Some(TurnEnd { turn, result, message: message.map(str::to_owned), in_words });
+    }
+
+    /// The reply that streams is whole, or nothing becomes of it.
+    fn end_reply(&mut self) {
+        self.end_line();
+        (self.partial, self.is_again) = (String::new(), false);
+    }
+
+    /// What comes next may tell again what was told.
     fn begin_again(&mut self) {
         if self.style == Style::Json {
             let reason = "the stream was lost and goes on behind the last item".to_owned();
-            self.answer(&format!("{}\n", json_line(&StreamEvent::Dropped { reason })));
+            self.answer_json(&StreamEvent::Dropped { reason });
         }
-        (self.is_told, self.is_again) = (false, !self.partial.is_empty());
-    }
-
-    fn answers(&self) -> bool {
-        matches!(self.style, Style::Text | Style::TextOnly | Style::Show)
+        self.is_again = !self.partial.is_empty();
     }
 
     /// Writes to standard output as long as that works.
@@ -277,24 +246,39 @@ impl Follower {
         }
     }
 
+    fn answer_json(&mut self, event: &StreamEvent) {
+        self.answer(&(json_line(event) + "\n"));
+    }
+
+    /// Shows a piece of a reply.
     fn text(&mut self, text: &str) {
         let text = self.fresh(text);
-        if self.answers() {
-            self.answer(text);
-        } else {
-            self.spinner.clear();
-            talk(text);
+        match self.style {
+            _ if text.is_empty() => {}
+            Style::Json => self.answer_json(&StreamEvent::TextDelta { text: text.to_owned() }),
+            Style::Quiet => {}
+            Style::Text | Style::TextOnly | Style::Show | Style::Talk => {
+                self.put(text);
+                self.in_line = !text.ends_with('\n');
+            }
         }
-        if !text.is_empty() {
-            self.in_line = !text.ends_with('\n');
-        }
+    }
+
+    fn put(&mut self, text: &str) {
+        self.spinner.clear();
+        if self.style == Style::Talk { talk(text) } else { self.answer(text) }
+    }
+
+    /// A text on one line, where it is not too long.
+    fn short(&self, text: &str) -> String {
+        cut_end(&harmless_line(&text.replace(&self.within, "")), LINE_BYTES_MAX)
     }
 
     /// Ends a line of streaming text, so that what follows begins a new one.
     pub(super) fn end_line(&mut self) {
         self.spinner.clear();
         if std::mem::take(&mut self.in_line) {
-            if self.answers() { self.answer("\n") } else { talk("\n") }
+            self.put("\n");
         }
     }
 
@@ -313,11 +297,15 @@ impl Follower {
         }
     }
 
+    /// Whether the last turn finished, if one has ended.
+    pub(super) fn finished(&self) -> bool {
+        self.last_end.as_ref().is_none_or(|end| end.result == TurnResult::Finished)
+    }
+
     /// Says why the last turn did not finish, where no event has said it and no JSON tells it.
     pub(super) fn say_failure(&self) {
-        let failed = self.last_end.as_ref().filter(|end| end.result != TurnResult::Finished);
-        if let Some(end) = failed.filter(|_| self.style == Style::Quiet) {
-            talk_line(&end_in_words(end.turn, end.result, end.message.as_deref()));
+        if let Some(end) = self.last_end.as_ref().filter(|_| self.style == Style::Quiet && !self.finished()) {
+            talk_line(&end.in_words);
         }
     }
 
@@ -464,16 +452,15 @@ impl Followed {
                 Next::Over if self.is_followed_again() => continue,
                 Next::Over => return Ok(Over::Ended),
             };
-            if let Some(StreamEvent::Item(_)) = event.as_deref() {
+            if let Some(StreamEvent::Item(logged)) = event.as_deref() {
                 (self.next_item, self.drops) = (self.next_item + 1, 0);
+                if let Item::TurnStarted { .. } = logged.item {
+                    self.presses_before = self.presses_seen;
+                }
             }
             match &event {
                 Some(event) => self.follower.show(event),
                 None => self.follower.rest(),
-            }
-            let is_start = |logged: &LoggedItem| matches!(logged.item, Item::TurnStarted { .. });
-            if matches!(event.as_deref(), Some(StreamEvent::Item(logged)) if is_start(logged)) {
-                self.presses_before = self.presses_seen;
             }
             if let Some(over) = self.look_at_signals()? {
                 return Ok(over);
