@@ -10,10 +10,10 @@ use serde_json::json;
 use crate::doors::commands::Given;
 use crate::doors::find::Machine;
 use crate::doors::list;
-use crate::doors::terminal::{reply, table};
+use crate::doors::terminal::{listed, reply, table};
 use crate::store::manifest::{self, Manifest, ProviderKind, SandboxSetting, Source};
 use crate::store::paths::Directories;
-use crate::store::{instruction, life, session};
+use crate::store::{instruction, session};
 use crate::sys::confine::View;
 use crate::sys::process::{ErrorOutput, Program};
 use crate::wire::launch::{own_pod, pod_command};
@@ -167,10 +167,10 @@ fn lock(machine: &Machine) -> Result<String> {
 
 fn dead(machine: &Machine) -> Result<String> {
     let table = machine.lock.read().unwrap_or_default();
-    let dead = table.allocations().iter().filter(|entry| life::is_dead(machine.lock.runtime(), entry));
-    match dead.map(|entry| entry.pod_id.as_str()).collect::<Vec<_>>().join(", ") {
-        ids if ids.is_empty() => Ok("none".into()),
-        ids => Err(Error::told(format!("these pods ended without saying so: {ids}"))),
+    let dead = table.allocations().iter().filter(|entry| !machine.lives(entry));
+    match listed(dead.map(|entry| &entry.pod_id), ", ") {
+        None => Ok("none".into()),
+        Some(ids) => Err(Error::told(format!("these pods ended without saying so: {ids}"))),
     }
 }
 
@@ -203,7 +203,7 @@ fn names(files: &[(Source, std::path::PathBuf)]) -> String {
         let missing = if path.exists() { "" } else { ", which does not exist" };
         format!("\"{}\" ({kind}{missing})", path.display())
     };
-    files.iter().map(name).collect::<Vec<_>>().join(", then ")
+    listed(files.iter().map(name), ", then ").unwrap_or_default()
 }
 
 /// Our own command is run; one of a person's may do anything, so it is only looked for.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::doors::terminal::listed;
 use crate::store::manifest::{self, Manifest};
 use crate::store::paths::{Directories, RuntimeDirectory};
 use crate::store::scope_lock::ScopeLock;
@@ -69,6 +70,11 @@ impl Machine {
         repair::living(&self.lock)
     }
 
+    /// Whether the pod of this entry may still write.
+    pub(super) fn lives(&self, entry: &Allocation) -> bool {
+        !life::is_dead(self.lock.runtime(), entry)
+    }
+
     /// The settings of this user in this directory.
     pub(super) fn settings(&self) -> Result<Manifest> {
         manifest::gather(&self.directories.config, self.current().unwrap_or(Path::new("/")), Vec::new())
@@ -83,9 +89,8 @@ impl Machine {
                 self.lock.path().display()
             )),
             None => {
-                let ids: Vec<&str> = table.allocations().iter().map(|entry| entry.pod_id.as_str()).collect();
-                let ids =
-                    if ids.is_empty() { "none lives".into() } else { format!("there are: {}", ids.join(", ")) };
+                let ids = listed(table.allocations().iter().map(|entry| &entry.pod_id), ", ");
+                let ids = ids.map_or("none lives".to_owned(), |ids| format!("there are: {ids}"));
                 Error::told(format!("there is no living pod \"{pod}\"; {ids}"))
             }
         })
@@ -103,17 +108,14 @@ impl Machine {
     /// The pod that is meant, living or ended.
     pub(super) fn any(&self, pod: &str) -> Result<Found> {
         let table = self.table().unwrap_or_default(); // nothing hides the sessions
-        let is_alive = |entry: &&Allocation| !life::is_dead(self.lock.runtime(), entry);
-        if let Some(entry) = living_in(&table, pod).filter(is_alive) {
+        if let Some(entry) = living_in(&table, pod).filter(|entry| self.lives(entry)) {
             return Ok(Found::Living(Box::new(entry.clone())));
         }
         if let Some((address, _)) = elsewhere(pod) {
             return Ok(Found::Elsewhere(address));
         }
-        let newest = PodId::new(pod).ok();
-        let newest =
-            newest.and_then(|id| session::folders_of(&self.directories.state, &id).into_iter().next());
-        newest.map(Found::Ended).ok_or_else(|| {
+        let folders = PodId::new(pod).map(|id| session::folders_of(&self.directories.state, &id));
+        folders.unwrap_or_default().into_iter().next().map(Found::Ended).ok_or_else(|| {
             Error::told(format!(
                 "there is no pod \"{pod}\", neither living nor ended; \"insomnia list --all\" shows all"
             ))
@@ -163,9 +165,8 @@ impl Machine {
     pub(super) fn who_lives_on(&self, pod: &str) -> Result<String> {
         let table = self.table()?;
         let below = living_in(&table, pod).map(|entry| table.subtree(&entry.pod_id)).unwrap_or_default();
-        let below: Vec<&str> = below.iter().map(|entry| entry.pod_id.as_str()).collect();
-        let below =
-            if below.is_empty() { String::new() } else { format!(" with {} below it", below.join(", ")) };
+        let below = listed(below.iter().map(|entry| &entry.pod_id), ", ");
+        let below = below.map_or(String::new(), |below| format!(" with {below} below it"));
         Ok(format!(
             "-- pod {pod} lives on{below}; \"insomnia attach {pod}\" follows it, \"insomnia stop {pod} --tree\" ends it"
         ))

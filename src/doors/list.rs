@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::doors::commands::Given;
 use crate::doors::find::Machine;
-use crate::doors::terminal::{ago, answers_to_a_person, reply, table, talk_line, with};
+use crate::doors::terminal::{ago, answers_to_a_person, listed, reply, table, talk_line, with};
 use crate::store::life::{self, Holding};
 use crate::store::manifest;
 use crate::store::session::{self, Session};
@@ -20,6 +20,7 @@ use crate::words::allocation::{Allocation, AllocationTable};
 use crate::words::error::{Error, Result};
 use crate::words::identity::{Life, PodId};
 use crate::words::limits::MAX_LAST_RESPONSE_BYTES;
+use crate::words::message::Summary;
 use crate::words::protocol::{Status, StatusReply};
 use crate::words::text::{cut_end, harmless_line};
 
@@ -27,14 +28,12 @@ use crate::words::text::{cut_end, harmless_line};
 /// other pod_id.
 pub(super) fn list(machine: &Machine, given: &Given) -> Result<bool> {
     let lock_table = machine.table()?;
-    let is_alive = |entry: &&Allocation| !life::is_dead(machine.lock.runtime(), entry);
-    let entries: Vec<&Allocation> = lock_table.allocations().iter().filter(is_alive).collect();
+    let entries = lock_table.allocations().iter().filter(|entry| machine.lives(entry));
+    let entries: Vec<&Allocation> = entries.collect();
     let addresses: Vec<_> = entries.iter().map(|entry| survey::address_of(entry)).collect();
     let answers = survey::ask_all(&addresses, None);
-    let usage = |(entry, asked): (&&Allocation, &Option<StatusReply>)| {
-        Some((entry.pod_id.clone(), asked.as_ref()?.usage))
-    };
-    let usages: Vec<_> = entries.iter().zip(&answers).filter_map(usage).collect();
+    let usage = |status: &StatusReply| (status.pod_id.clone(), status.usage);
+    let usages: Vec<_> = answers.iter().flatten().map(usage).collect();
     let mut pods: Vec<Value> = Vec::new();
     for (entry, asked) in entries.iter().zip(answers) {
         let row = match asked {
@@ -62,9 +61,7 @@ pub(super) fn list(machine: &Machine, given: &Given) -> Result<bool> {
 fn row(pod: &Value) -> Vec<String> {
     let text = |key: &str| pod.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     let scope = pod.get("scope").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
-    let writes: Vec<&str> =
-        scope.filter_map(|rule| rule.split_once(":write").map(|(path, _)| path)).collect();
-    let writes = if writes.is_empty() { "-".to_owned() } else { writes.join(" ") };
+    let writes = listed(scope.filter_map(|rule| Some(rule.split_once(":write")?.0)), " ");
     let since = pod.get("since").and_then(Value::as_u64);
     let answers = pod.get("answers").and_then(Value::as_bool).unwrap_or(true);
     let status = if answers { text("status") } else { format!("{}?", text("status")) };
@@ -75,7 +72,7 @@ fn row(pod: &Value) -> Vec<String> {
         since.map_or_else(|| "-".to_owned(), |since| ago(since, clock::now_seconds())),
         spawner,
         text("sandbox").chars().next().map_or_else(|| "-".to_owned(), String::from),
-        harmless_line(&writes),
+        harmless_line(writes.as_deref().unwrap_or("-")),
         cut_end(&harmless_line(&text("last_response")), if answers_to_a_person() { 50 } else { 200 }),
     ]
 }
@@ -84,31 +81,21 @@ fn row(pod: &Value) -> Vec<String> {
 fn unanswered(machine: &Machine, entry: &Allocation) -> Value {
     let folder = survey::session_folder(&machine.directories.state, &entry.pod_id, &entry.life);
     let summary = survey::logged_summary(folder.as_deref());
-    let state_dir = folder.map(|folder| folder.to_string_lossy().into_owned()).unwrap_or_default();
-    json!(StatusReply {
-        pod_id: entry.pod_id.clone(),
-        name: entry.name.clone(),
-        pid: entry.pid,
-        life: entry.life.clone(),
-        status: survey::last_known(&summary),
-        detail: "lives but does not answer".into(),
-        since: entry.since,
-        answers: false,
-        protocol: 0,
-        version: String::new(),
-        scope: entry.scope_allow.clone(),
-        lent: Vec::new(),
-        sandbox: String::new(),
-        turn: summary.turn,
-        last_response: cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
-        last_result: summary.last_result,
-        usage: summary.usage,
-        model: summary.model.unwrap_or_default(),
-        spawner: entry.delegated_from.clone(),
-        log: session::log_path(Path::new(&state_dir)).to_string_lossy().into_owned(),
-        state_dir,
-        queued: 0,
-        events_in_flight: 0,
+    let known = json!({
+        "pod_id": entry.pod_id, "name": entry.name, "pid": entry.pid, "life": entry.life, "since": entry.since,
+        "scope": entry.scope_allow, "spawner": entry.delegated_from, "model": summary.model.as_deref().unwrap_or_default(),
+        "status": survey::last_known(&summary), "detail": "lives but does not answer", "answers": false,
+        "protocol": 0, "version": "", "lent": [], "sandbox": "", "queued": 0, "events_in_flight": 0
+    });
+    with(&logged(&folder.unwrap_or_default(), &summary), known)
+}
+
+/// What the log in a session folder tells, with the keys of `status`.
+fn logged(folder: &Path, summary: &Summary) -> Value {
+    json!({
+        "state_dir": folder, "log": session::log_path(folder), "turn": summary.turn, "usage": summary.usage,
+        "last_response": cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
+        "last_result": summary.last_result
     })
 }
 
@@ -122,22 +109,16 @@ fn written_last(folder: &Path) -> Option<u64> {
 /// The newest session of a pod that has ended.
 fn ended(machine: &Machine, id: &PodId) -> Option<Value> {
     let folder = session::folders_of(&machine.directories.state, id).into_iter().next()?;
-    let told = |detail: &str| {
-        json!({ "pod_id": id, "name": id, "status": Status::Stopped, "detail": detail, "scope": [],
-            "state_dir": folder, "log": session::log_path(&folder) })
+    let (detail, summary) = match Session::open_to_read(&folder).map(|session| session.summary()) {
+        Ok(cut) if cut.turn > 0 && cut.last_result.is_none() => ("ended in the middle of a turn".into(), cut),
+        Ok(summary) => ("has ended".to_owned(), summary),
+        Err(error) => (error.to_string(), Summary::default()),
     };
-    let opened = Session::open_to_read(&folder);
-    let summary = match opened.map(|session| session.summary()) {
-        Ok(summary) => summary,
-        Err(error) => return Some(told(&error.to_string())),
-    };
-    let more = json!({
-        "since": written_last(&folder), "turn": summary.turn, "usage": summary.usage,
-        "last_response": cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
-        "last_result": summary.last_result
+    let known = json!({
+        "pod_id": id, "name": id, "status": Status::Stopped, "detail": detail, "scope": [],
+        "since": written_last(&folder)
     });
-    let is_cut = summary.turn > 0 && summary.last_result.is_none();
-    Some(with(&told(if is_cut { "ended in the middle of a turn" } else { "has ended" }), more))
+    Some(with(&logged(&folder, &summary), known))
 }
 
 /// `insomnia show POD`: the settings of its session as resolved, each with where it comes from. Values of headers
@@ -188,7 +169,7 @@ pub(super) fn ended_sessions(machine: &Machine, age_seconds_min: u64) -> Result<
         living.push((life::entry_of(runtime, &life)?.pod_id, life));
     }
     let table = machine.lock.read()?;
-    let entries = table.allocations().iter().filter(|entry| !life::is_dead(runtime, entry));
+    let entries = table.allocations().iter().filter(|entry| machine.lives(entry));
     living.extend(entries.map(|entry| (entry.pod_id.clone(), entry.life.clone())));
     let (state, open) = (&machine.directories.state, open_files());
     let mut found = Vec::new();

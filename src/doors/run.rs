@@ -3,12 +3,12 @@
 use std::io::{BufRead, IsTerminal};
 use std::path::Path;
 
-use serde_json::{Map, json};
+use serde_json::json;
 
 use crate::doors::commands::Given;
 use crate::doors::find::Machine;
 use crate::doors::follow::{First, Followed, Follower, Over, Presses, Style};
-use crate::doors::terminal::{answer, json_line, talk, talk_line};
+use crate::doors::terminal::{answer, json_line, listed, talk, talk_line, with};
 use crate::store::manifest::{self, Layer};
 use crate::store::paths::canonical;
 use crate::sys::signal;
@@ -17,7 +17,6 @@ use crate::wire::client::{self, Address};
 use crate::wire::launch::Ready;
 use crate::words::error::{Error, Result};
 use crate::words::limits::MAX_LINE_BYTES;
-use crate::words::message::TurnResult;
 use crate::words::protocol::{ErrorCode, Method, RunReply, Status, StatusReply, StreamEvent};
 use crate::words::text::escape_name;
 
@@ -57,9 +56,8 @@ fn follow_root(machine: &Machine, given: &Given, root: &Address) -> Result<bool>
     let mut followed =
         Followed::begin(root, None, Style::of_answer(given), first, Presses::listen(at_prompt)?)?;
     let status: StatusReply = client::ask(root, None, Method::Status)?;
-    let writes: Vec<String> =
-        status.scope.iter().filter(|rule| rule.writes()).map(ToString::to_string).collect();
-    let writes = if writes.is_empty() { "nothing".to_owned() } else { writes.join(", ") };
+    let writes = listed(status.scope.iter().filter(|rule| rule.writes()), ", ");
+    let writes = writes.as_deref().unwrap_or("nothing");
     followed.follower.say(&format!("-- pod {} (pid {}) may write {writes}", root.pod, status.pid));
     if !status.sandbox.starts_with('1') {
         followed.follower.say(&format!("-- shell {}", status.sandbox));
@@ -69,7 +67,7 @@ fn follow_root(machine: &Machine, given: &Given, root: &Address) -> Result<bool>
         None => lines_from_input(machine, &mut followed)?,
     };
     let follower = &mut followed.follower;
-    let finished = follower.last_end.as_ref().is_none_or(|end| end.result == TurnResult::Finished);
+    let finished = follower.finished();
     match over {
         Over::HungUp => return Ok(true), // as --detach: the pods live on and nobody listens
         Over::Reached | Over::Interrupted if given.has("keep") => {
@@ -113,38 +111,34 @@ fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {
             "working directory \"{shown}\" is not UTF-8, which scopes must be; work in another one"
         ))
     })?;
-    let flag = |flag: &str, key: &str| Some((key.to_owned(), json!(given.value(flag)?)));
-    let provider: Map<_, _> =
-        [flag("model", "model"), flag("provider", "kind")].into_iter().flatten().collect();
-    let provider = Some(("provider".to_owned(), json!(provider))).filter(|_| !provider.is_empty());
-    let mut overlay: Map<_, _> = provider.into_iter().collect();
+    let provider = json!({ "model": given.value("model"), "kind": given.value("provider") });
+    let mut overlay = json!({ "provider": provider });
     if let Some(name) = given.value("instruction") {
         let name = if name.starts_with('$') { name.into() } else { current.join(name) };
         let name = name.to_str().ok_or_else(|| Error::told("the path of the instruction is not UTF-8"))?;
-        overlay.insert("instruction".into(), json!(name));
+        overlay = with(&overlay, json!({ "instruction": name }));
     }
     let mut layers = Vec::new();
-    let mut args = vec!["--name".to_owned(), given.value("name").unwrap_or("main").to_owned()];
-    args.extend(["--dir", text, "--overlay", "-"].map(str::to_owned));
+    let name = given.value("name").unwrap_or("main");
+    let mut args = ["--name", name, "--dir", text, "--overlay", "-"].map(str::to_owned).to_vec();
     if let Some(path) = given.value("manifest") {
         layers.push(manifest::named(Path::new(path))?);
         args.extend(["--manifest".to_owned(), current.join(path).to_string_lossy().into_owned()]);
     }
-    let flags =
-        Layer::overlay(&json!(overlay), "command line").map_err(|error| Error::Usage(error.to_string()))?;
-    layers.push(flags);
+    let flags = Layer::overlay(&overlay, "command line");
+    layers.push(flags.map_err(|error| Error::Usage(error.to_string()))?);
     let settings = manifest::gather(&machine.directories.config, &directory, layers)?;
     let mut rules: Vec<String> = given.values("scope").map(str::to_owned).collect();
     if given.has("read-only") {
         if !rules.is_empty() {
             return Err(Error::Usage("--read-only and --scope contradict each other".into()));
         }
-        overlay.insert("scope".into(), json!([]));
+        overlay = with(&overlay, json!({ "scope": [] }));
     } else if rules.is_empty() && settings.scope.is_empty() {
         rules.push(format!("{text}:write:recursive"));
     }
     args.extend(rules.into_iter().flat_map(|rule| ["--scope".to_owned(), rule]));
-    machine.launch(&settings, &args, &json!(overlay).to_string()).map_err(|error| match error.to_string() {
+    machine.launch(&settings, &args, &overlay.to_string()).map_err(|error| match error.to_string() {
         text if text.contains("is held by pod") => Error::told(format!("{text}; or start with --read-only")),
         _ => error,
     })
@@ -171,8 +165,7 @@ fn one_task(machine: &Machine, followed: &mut Followed, task: &str) -> Result<Ov
     if over == Over::Reached {
         follower.say_failure();
     }
-    let finished = follower.last_end.as_ref().is_none_or(|end| end.result == TurnResult::Finished);
-    if finished && over != Over::Ended {
+    if follower.finished() && over != Over::Ended {
         follower.answer_last_text();
     }
     Ok(over)
@@ -217,27 +210,26 @@ fn look_at_tree(
     let entries: Vec<_> = [&root].into_iter().chain(table.subtree(&root.pod_id)).collect();
     let addresses: Vec<_> = entries.iter().map(|entry| survey::address_of(entry)).collect();
     let answers = survey::ask_all(&addresses, None);
-    let is_quiet = |status: &StatusReply| !status.is_at_work() && status.events_in_flight == 0;
-    let busy: Vec<(bool, String)> = entries
-        .iter()
-        .zip(&answers)
-        .filter(|(_, answer)| !answer.as_ref().is_some_and(is_quiet))
-        .map(|(entry, answer)| {
-            let detail = answer.as_ref().map_or("does not answer", |answer| answer.detail.as_str());
-            (entry.pod_id == root.pod_id, format!("{} ({detail})", entry.pod_id))
-        })
-        .collect();
-    if !busy.is_empty() && busy.iter().all(|(is_root, _)| !is_root) {
-        let others = busy.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join(", ");
-        if others != *waiting_for {
-            *waiting_for = others;
-            follower.say(&format!("-- waiting for {waiting_for}"));
+    let is_quiet = |answer: &Option<StatusReply>| {
+        answer.as_ref().is_some_and(|status| !status.is_at_work() && status.events_in_flight == 0)
+    };
+    let busy = entries.iter().zip(&answers).filter(|(_, answer)| !is_quiet(answer)).map(|(entry, answer)| {
+        let detail = answer.as_ref().map_or("does not answer", |answer| answer.detail.as_str());
+        format!("{} ({detail})", entry.pod_id)
+    });
+    if let Some(busy) = listed(busy, ", ") {
+        if answers.first().is_some_and(is_quiet) {
+            follower.does(&format!("waiting for {busy}"));
+            if busy != *waiting_for {
+                follower.say(&format!("-- waiting for {busy}"));
+                *waiting_for = busy;
+            }
         }
-        follower.does(&format!("waiting for {waiting_for}"));
+        return Ok(None);
     }
     // What the root's last turn has said is shown before following ends.
     let shown = follower.last_end.as_ref().map_or(0, |end| end.turn);
-    if !busy.is_empty() || answers.first().and_then(Option::as_ref).is_some_and(|root| root.turn != shown) {
+    if answers.iter().flatten().next().is_some_and(|root| root.turn != shown) {
         return Ok(None);
     }
     let turns = answers.iter().flatten().map(|answer| (answer.pod_id.to_string(), answer.turn));
@@ -249,11 +241,8 @@ fn say_who_is_left(machine: &Machine, pod: &str) -> Result<()> {
     let mine = format!("{pod}/");
     let is_mine = |by: &String| by.starts_with(&mine);
     let orphans = table.allocations().iter().filter(|entry| entry.spawned_by.as_ref().is_some_and(is_mine));
-    let orphans: Vec<&str> = orphans.map(|entry| entry.pod_id.as_str()).collect();
-    let orphans = match orphans.join(", ") {
-        ids if ids.is_empty() => ids,
-        ids => format!("; these live on: {ids}"),
-    };
+    let orphans = listed(orphans.map(|entry| &entry.pod_id), ", ");
+    let orphans = orphans.map_or(String::new(), |ids| format!("; these live on: {ids}"));
     talk_line(&format!(
         "pod {pod} has ended before its work did{orphans}; \"insomnia resume {pod}\" goes on with it"
     ));

@@ -6,12 +6,14 @@ use serde_json::{Value, json};
 
 use crate::doors::commands::Given;
 use crate::doors::find::Machine;
-use crate::doors::terminal::{ago, reply, table, talk_line, with};
+use crate::doors::terminal::{ago, listed, reply, table, talk_line, with};
 use crate::store::paths::canonical;
-use crate::store::{life, repair};
+use crate::store::repair;
 use crate::sys::clock;
 use crate::words::allocation::{Allocation, AllocationTable};
 use crate::words::error::{Error, Result};
+use crate::words::identity::PodId;
+use crate::words::scope::Rule;
 
 /// `insomnia scope list`.
 pub(super) fn list(machine: &Machine, given: &Given) -> Result<bool> {
@@ -20,53 +22,39 @@ pub(super) fn list(machine: &Machine, given: &Given) -> Result<bool> {
         talk_line("nobody holds any scope");
         return Ok(true);
     }
-    let rows: Vec<Value> =
-        allocations.allocations().iter().map(|entry| as_json(machine, &allocations, entry)).collect();
+    let as_json = |entry: &Allocation| {
+        let lent: Vec<Rule> = allocations.loans(&entry.pod_id).into_iter().map(|loan| loan.rule).collect();
+        with(entry, json!({ "alive": machine.lives(entry), "lent": lent }))
+    };
+    let rows: Vec<Value> = allocations.allocations().iter().map(as_json).collect();
     reply(given, &json!({ "allocations": rows }), || render(machine, &allocations));
     Ok(true)
 }
 
-fn as_json(machine: &Machine, allocations: &AllocationTable, entry: &Allocation) -> Value {
-    let lent: Vec<String> =
-        allocations.loans(&entry.pod_id).iter().map(|loan| loan.rule.to_string()).collect();
-    let alive = !life::is_dead(machine.lock.runtime(), entry);
-    with(entry, json!({ "alive": alive, "lent": lent }))
-}
-
 /// The tree of pods with what each may write and what it has lent.
 pub(super) fn render(machine: &Machine, allocations: &AllocationTable) -> String {
-    let mut rows = Vec::new();
-    let roots = allocations.allocations().iter().filter(|entry| entry.delegated_from.is_none());
-    for root in roots {
-        add_rows(machine, allocations, root, 0, &mut rows);
-    }
-    table(&["POD", "PID", "ALIVE", "FOR", "WRITES", "EXCEPT, LENT TO"], rows)
-}
-
-fn add_rows(
-    machine: &Machine,
-    allocations: &AllocationTable,
-    entry: &Allocation,
-    depth: usize,
-    rows: &mut Vec<Vec<String>>,
-) {
-    let writes: Vec<String> =
-        entry.write_rules().map(|rule| rule.to_string().replacen(":write:recursive", "", 1)).collect();
-    let loans = allocations.loans(&entry.pod_id);
-    let lent: Vec<String> =
-        loans.iter().map(|loan| format!("{} ({})", loan.rule.path(), loan.holder)).collect();
-    let or_dash = |list: Vec<String>| if list.is_empty() { "-".to_owned() } else { list.join(" ") };
-    rows.push(vec![
-        format!("{}{}", "  ".repeat(depth), entry.pod_id),
-        entry.pid.to_string(),
-        if life::is_dead(machine.lock.runtime(), entry) { "no" } else { "yes" }.to_owned(),
-        ago(entry.since, clock::now_seconds()),
-        or_dash(writes),
-        or_dash(lent),
-    ]);
-    for child in allocations.children(&entry.pod_id) {
-        add_rows(machine, allocations, child, depth + 1, rows);
-    }
+    let line = |entry: &&Allocation| -> Vec<PodId> {
+        let above = allocations.ancestors(&entry.pod_id).into_iter().rev();
+        above.chain([*entry]).map(|pod| pod.pod_id.clone()).collect()
+    };
+    let mut entries: Vec<&Allocation> = allocations.allocations().iter().collect();
+    entries.sort_by_cached_key(line);
+    let now = clock::now_seconds();
+    let row = |entry: &Allocation| {
+        let depth = allocations.ancestors(&entry.pod_id).len();
+        let writes = entry.write_rules().map(|rule| rule.to_string().replacen(":write:recursive", "", 1));
+        let loans = allocations.loans(&entry.pod_id).into_iter();
+        let lent = loans.map(|loan| format!("{} ({})", loan.rule.path(), loan.holder));
+        vec![
+            format!("{}{}", "  ".repeat(depth), entry.pod_id),
+            entry.pid.to_string(),
+            if machine.lives(entry) { "yes" } else { "no" }.to_owned(),
+            ago(entry.since, now),
+            listed(writes, " ").unwrap_or("-".into()),
+            listed(lent, " ").unwrap_or("-".into()),
+        ]
+    };
+    table(&["POD", "PID", "ALIVE", "FOR", "WRITES", "EXCEPT, LENT TO"], entries.into_iter().map(row))
 }
 
 /// `insomnia scope who PATH`: the line of pods that hold a scope over the path; the last one that lives may
@@ -79,11 +67,10 @@ pub(super) fn who(machine: &Machine, given: &Given) -> Result<bool> {
     let rule =
         |entry: &Allocation| entry.write_rules().find(|rule| rule.covers(path)).map(ToString::to_string);
     let as_json = |entry: &&Allocation| {
-        json!({ "pod_id": entry.pod_id, "pid": entry.pid, "rule": rule(entry),
-            "alive": !life::is_dead(machine.lock.runtime(), entry) })
+        let alive = machine.lives(entry);
+        json!({ "pod_id": entry.pod_id, "pid": entry.pid, "rule": rule(entry), "alive": alive })
     };
-    let is_alive = |entry: &&&Allocation| !life::is_dead(machine.lock.runtime(), entry);
-    let living: Vec<&Allocation> = holders.iter().filter(is_alive).copied().collect();
+    let living: Vec<&Allocation> = holders.iter().filter(|entry| machine.lives(entry)).copied().collect();
     let plain = || {
         let Some((writer, lenders)) = living.split_last() else { return format!("nobody holds {path}") };
         let holds = |entry: &Allocation| {
@@ -111,9 +98,8 @@ pub(super) fn repair(machine: &Machine, given: &Given) -> Result<bool> {
         if !repaired.undecided.is_empty() {
             lines.push("nothing is changed; stop one of these pods with \"insomnia stop POD\" or by its pid, then repair again".into());
         } else if repaired.fault.is_some() {
-            let ids: Vec<&str> = repaired.entries.iter().map(|entry| entry.pod_id.as_str()).collect();
-            let ids = if ids.is_empty() { "no pod, as none lives".to_owned() } else { ids.join(", ") };
-            lines.push(format!("rebuilt with {ids}"));
+            let ids = listed(repaired.entries.iter().map(|entry| &entry.pod_id), ", ");
+            lines.push(format!("rebuilt with {}", ids.as_deref().unwrap_or("no pod, as none lives")));
             lines.extend(
                 repaired.kept_aside.iter().map(|aside| format!("the bad file is \"{}\"", aside.display())),
             );

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use crate::doors::commands::Given;
 use crate::doors::find::{Found, Machine, new_cancel};
 use crate::doors::follow::{First, Followed, Over, Presses, Style, TurnEnd};
-use crate::doors::terminal::{answer, json_line, reply, talk_line};
+use crate::doors::terminal::{answer, json_line, listed, reply, talk_line};
 use crate::heart::recover::Previous;
 use crate::store::life;
 use crate::store::session::{self, Page, Session};
 use crate::sys::clock;
-use crate::tools::stop::{self, Stopped};
+use crate::tools::stop::{self, Outcome, Stopped};
 use crate::tools::survey;
 use crate::wire::client;
 use crate::words::error::{Error, Result};
@@ -54,8 +54,8 @@ pub(super) fn send(machine: &Machine, given: &Given) -> Result<bool> {
     let Some(end) = follower.last_end.clone().filter(|_| over == Over::Reached) else { return Ok(false) };
     if given.has("json") {
         let (result, message, text) = (end.result, end.message, &follower.last_text);
-        answer(&json_line(&json!({ "turn": turn, "result": result, "message": message, "text": text })));
-        answer("\n");
+        let value = json!({ "turn": turn, "result": result, "message": message, "text": text });
+        answer(&format!("{}\n", json_line(&value)));
     } else {
         follower.answer_last_text();
         follower.say_failure();
@@ -67,14 +67,11 @@ pub(super) fn send(machine: &Machine, given: &Given) -> Result<bool> {
 pub(super) fn read(machine: &Machine, given: &Given) -> Result<bool> {
     let pod = given.word(0, "POD")?;
     let since = given.number("since")?;
-    let address = match machine.any(pod)? {
-        Found::Living(entry) => Ok(survey::address_of(&entry)),
-        Found::Elsewhere(address) => Ok(address),
-        Found::Ended(folder) => Err(folder),
-    };
-    let output = match address {
-        Ok(address) => client::ask(&address, None, Method::ReadOutput { since })?,
-        Err(folder) => {
+    let ask = |address| client::ask(&address, None, Method::ReadOutput { since });
+    let output = match machine.any(pod)? {
+        Found::Living(entry) => ask(survey::address_of(&entry))?,
+        Found::Elsewhere(address) => ask(address)?,
+        Found::Ended(folder) => {
             let session = Session::open_to_read(&folder)?;
             let (text, cursor, more) = session.output(since)?;
             let Summary { turn, last_result, .. } = session.summary();
@@ -185,13 +182,11 @@ pub(super) fn attach(machine: &Machine, given: &Given) -> Result<bool> {
 pub(super) fn stop(machine: &Machine, given: &Given) -> Result<bool> {
     let target = machine.living(given.word(0, "POD")?)?;
     let outcome = machine.stop(&target, given.has("tree"), !given.has("kill"))?;
-    let outcome: Vec<_> =
-        outcome.into_iter().map(|one| one.map_err(|(id, error)| (id, error.to_string()))).collect();
-    let row = |one: &Result<Stopped, (PodId, String)>| match one {
+    let row = |one: &Outcome| match one {
         Ok(stopped) => json!(stopped),
-        Err((pod_id, error)) => json!({ "pod_id": pod_id, "error": error }),
+        Err((pod_id, error)) => json!({ "pod_id": pod_id, "error": error.to_string() }),
     };
-    let line = |one: &Result<Stopped, (PodId, String)>| match one {
+    let line = |one: &Outcome| match one {
         Ok(stopped) => describe_stop(stopped, target.delegated_from.as_ref(), given),
         Err((pod_id, error)) => format!("pod {pod_id} is not stopped: {error}"),
     };
@@ -207,18 +202,14 @@ fn describe_stop(stopped: &Stopped, spawner: Option<&PodId>, given: &Given) -> S
         stop::End::Killed => "did not obey and was killed",
         stop::End::AlreadyEnded => "had ended already",
     };
-    let scope = &stopped.scope_returned;
-    let scope = if scope.is_empty() {
-        "it held no write scope".to_owned()
-    } else {
-        let now = spawner.map_or("is free".to_owned(), |spawner| format!("is back with pod {spawner}"));
-        format!("{} {now}", scope.join(", "))
-    };
+    let now = spawner.map_or("is free".to_owned(), |spawner| format!("is back with pod {spawner}"));
+    let scope = listed(&stopped.scope_returned, ", ").map(|scope| format!("{scope} {now}"));
+    let scope = scope.as_deref().unwrap_or("it held no write scope");
     let mut text = format!("pod {} {how}; {scope}", stopped.pod_id);
     // With the tree they are stopped next.
     for survivor in stopped.survivors.iter().filter(|_| !given.has("tree")) {
-        let (pod, keeps) = (&survivor.pod_id, &survivor.keeps);
-        let keeps = if keeps.is_empty() { String::new() } else { format!(" and keeps {}", keeps.join(", ")) };
+        let (pod, keeps) = (&survivor.pod_id, listed(&survivor.keeps, ", "));
+        let keeps = keeps.map_or(String::new(), |keeps| format!(" and keeps {keeps}"));
         text.push_str(&format!("\n  pod {pod} lives on{keeps}; \"insomnia stop {pod} --tree\" ends it"));
     }
     text

@@ -54,6 +54,12 @@ pub(super) fn json_line(value: &impl Serialize) -> String {
     })
 }
 
+/// These in one line, with `between` between them; `None` when there are none.
+pub(super) fn listed<T: ToString>(items: impl IntoIterator<Item = T>, between: &str) -> Option<String> {
+    let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
+    (!items.is_empty()).then(|| items.join(between))
+}
+
 /// A value as a JSON object with more keys.
 pub(super) fn with(value: &impl Serialize, more: Value) -> Value {
     let mut object = json!(value);
