@@ -7,7 +7,8 @@ use std::sync::LazyLock;
 
 use crate::words::error::{Error, Result};
 
-/// All commands in the order in which help shows them: name, arguments and purpose; options; a line that works.
+/// All commands in the order in which help shows them: name, arguments, whether there is JSON, and purpose; options;
+/// a line that works.
 const TABLE: &str = "\
 run [TASK]: start a root pod here, follow it until its pods are quiet, then end them; without TASK, each line of input is one
   --name NAME         its name (default: main)
@@ -23,28 +24,22 @@ run [TASK]: start a root pod here, follow it until its pods are quiet, then end 
   --quiet             only the final answer
   --json              only the events as JSON, one a line
   Example: insomnia run 'write tests for src/parser.rs and make them pass'
-list: list the living pods
+list [--json]: list the living pods
   --all               also those that have ended
-  --json              print JSON
   Example: insomnia list --all
-send POD TEXT: send text to a pod: starts a turn, or reaches the running one
+send POD TEXT [--json]: send text to a pod: starts a turn, or reaches the running one
   --wait              follow that turn to its end and print the answer
   --quiet             with --wait, only the answer
-  --json              print JSON
   Example: insomnia send main 'now fix the warnings' --wait
-read POD: print what a pod's model has said in its latest turn
+read POD [--json]: print what a pod's model has said in its latest turn
   --since N           everything since item N
-  --json              print JSON
   Example: insomnia read coder
-history POD: print a pod's history
+history POD [--json]: print a pod's history
   --since N           from item N on
-  --json              print JSON
   Example: insomnia history main --since 20
-log POD: print a pod's log
-  --json              print JSON
+log POD [--json]: print a pod's log
   Example: insomnia log main
-show POD: print a pod's settings as resolved, and where each comes from
-  --json              print JSON
+show POD [--json]: print a pod's settings as resolved, and where each comes from
   Example: insomnia show main
 attach POD: follow a pod's conversation from now on, in plain lines
   --since N           from item N on
@@ -53,37 +48,28 @@ attach POD: follow a pod's conversation from now on, in plain lines
   Example: insomnia attach coder
 tui [POD]: watch a pod's tree and conversation on one screen, and step in (feature tui)
   Example: insomnia tui main
-stop POD: end a pod and wait until its scope is back
+stop POD [--json]: end a pod and wait until its scope is back
   --tree              and every pod below it
   --kill              do not ask, kill
-  --json              print JSON
   Example: insomnia stop main --tree
-cancel POD: stop the running turn of a pod
-  --json              print JSON
+cancel POD [--json]: stop the running turn of a pod
   Example: insomnia cancel coder
-resume POD: go on after a failed or cancelled turn, or with the session of a pod that ended
+resume POD [--json]: go on after a failed or cancelled turn, or with the session of a pod that ended
   --manifest FILE     of one that ended: settings over those of its session
-  --json              print JSON
   Example: insomnia resume coder
-set POD model NAME: let a pod ask another model of its provider from now on
-  --json              print JSON
+set POD model NAME [--json]: let a pod ask another model of its provider from now on
   Example: insomnia set coder model gpt-5-mini
-scope list: show who holds which scope, and what is lent
-  --json              print JSON
+scope list [--json]: show who holds which scope, and what is lent
   Example: insomnia scope list
-scope who PATH: tell who may write a path now, and why
-  --json              print JSON
+scope who PATH [--json]: tell who may write a path now, and why
   Example: insomnia scope who src/parser.rs
-scope repair: rebuild a damaged scope.lock from the pods that live, keeping the bad file aside
-  --json              print JSON
+scope repair [--json]: rebuild a damaged scope.lock from the pods that live, keeping the bad file aside
   Example: insomnia scope repair
-doctor: check that pods can run here, and say what to do where not
-  --json              print JSON
+doctor [--json]: check that pods can run here, and say what to do where not
   Example: insomnia doctor
-prune: remove the sessions of pods that ended long ago, never of one that lives
+prune [--json]: remove the sessions of pods that ended long ago, never of one that lives
   --older-than AGE    ended so long ago, such as 12h, 30d or 0d (default: 30d)
   --dry-run           only say what would be removed
-  --json              print JSON
   Example: insomnia prune --older-than 7d --dry-run
 demo: watch pods lend, write, crash and hand back, without a key or network
   Example: insomnia demo
@@ -95,8 +81,11 @@ man: print the manual page, for man -l or a file in man1
 
 const PROGRAM: &str = "insomnia ";
 
+const HELP: Flag = Flag { name: "help", value: "", about: "this text" };
+const JSON: Flag = Flag { name: "json", value: "", about: "print JSON" };
+
 /// One option of a command.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flag {
     /// Its name without the dashes.
     pub name: &'static str,
@@ -134,15 +123,19 @@ pub fn read_table(text: &'static str) -> Vec<Command> {
         } else if let Some((usage, about)) = line.strip_prefix("--").and_then(|flag| flag.split_once("  ")) {
             let (name, value) = usage.split_once(' ').unwrap_or((usage, ""));
             let flag = Flag { name, value, about: about.trim() };
-            last.into_iter().for_each(|command| command.flags.insert(command.flags.len() - 1, flag));
+            last.into_iter().for_each(|command| {
+                let own = command.flags.iter().take_while(|flag| ![HELP, JSON].contains(flag)).count();
+                command.flags.insert(own, flag);
+            });
         } else if let Some((usage, about)) = line.split_once(": ") {
+            let (usage, flags) = match usage.strip_suffix(" [--json]") {
+                Some(usage) => (usage, vec![JSON, HELP]),
+                None => (usage, vec![HELP]),
+            };
             let is_argument = |c: char| c.is_uppercase() || "[|".contains(c);
-            let begin = usage.split(' ').find(|word| word.contains(is_argument));
-            let (name, arguments) =
-                begin.map_or((usage, ""), |word| usage.split_at(usage.find(word).unwrap_or(usage.len())));
-            let help = Flag { name: "help", value: "", about: "this text" };
-            let (name, flags) = (name.trim(), vec![help]);
-            commands.push(Command { name, arguments, about, flags, example: "" });
+            let begin = usage.split_inclusive(' ').take_while(|word| !word.contains(is_argument));
+            let (name, arguments) = usage.split_at(begin.map(str::len).sum());
+            commands.push(Command { name: name.trim(), arguments, about, flags, example: "" });
         }
     }
     commands
@@ -249,19 +242,14 @@ impl Command {
 
     /// What `--help` prints; `program` stands before the name.
     pub fn help(&self, program: &str) -> String {
-        let usage = format!("{program}{} {}", self.name, self.arguments);
-        let flags = self.flags.iter().map(|flag| {
+        let Command { name, arguments, about, flags, example } = self;
+        let usage = format!("{program}{name} {arguments}");
+        let line = |flag: &Flag| {
             let name = format!("--{} {}", flag.name, flag.value);
             format!("  {name:<20} {}\n", flag.about)
-        });
-        let flags = flags.collect::<String>();
-        format!(
-            "{}: {}\n\nUsage: {} [OPTIONS]\n\n{flags}\nExample: {}\n",
-            self.name,
-            self.about,
-            usage.trim(),
-            self.example
-        )
+        };
+        let flags: String = flags.iter().map(line).collect();
+        format!("{name}: {about}\n\nUsage: {} [OPTIONS]\n\n{flags}\nExample: {example}\n", usage.trim())
     }
 }
 
@@ -281,13 +269,13 @@ pub fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Asked> {
     let two_words = format!("{first} {second}");
     let find = |name: &str| COMMANDS.iter().find(|command| command.name == name);
     let Some(command) = find(&two_words).or_else(|| find(first)) else {
-        let group: Vec<&Command> =
-            COMMANDS.iter().filter(|command| command.name.split(' ').next() == Some(first)).collect();
         if is_help && first.is_empty() {
             return Ok(Asked::Help(help()));
-        } else if is_help && !group.is_empty() {
-            let texts: Vec<String> = group.iter().map(|command| command.help(PROGRAM)).collect();
-            return Ok(Asked::Help(texts.join("\n")));
+        }
+        let group = COMMANDS.iter().filter(|command| command.name.split(' ').next() == Some(first));
+        let group: Vec<String> = group.map(|command| command.help(PROGRAM)).collect();
+        if is_help && !group.is_empty() {
+            return Ok(Asked::Help(group.join("\n")));
         }
         let wanted = if group.is_empty() { first } else { &two_words };
         let hint = nearest(wanted, COMMANDS.iter().map(|command| command.name), "");
@@ -325,19 +313,18 @@ fn distance(a: &str, b: &str) -> usize {
 
 /// What `insomnia --help` prints: about one screen.
 pub fn help() -> String {
-    let mut text = String::from(
-        "insomnia: several LLM agents on one machine, never two writers on one path\n\nUsage: insomnia COMMAND [OPTIONS]\n\n",
-    );
-    for command in COMMANDS.iter() {
-        let usage = format!("{} {}", command.name, command.arguments);
-        text.push_str(&format!("  {:<18} {}\n", usage.trim(), command.about));
-    }
-    text.push_str(
-        "\nPOD is a pod_id or the path of a socket. \"insomnia COMMAND --help\" says more.\n\
+    let line = |Command { name, arguments, about, .. }: &Command| {
+        let usage = format!("{name} {arguments}");
+        format!("  {:<18} {about}\n", usage.trim())
+    };
+    let commands: String = COMMANDS.iter().map(line).collect();
+    format!(
+        "insomnia: several LLM agents on one machine, never two writers on one path\n\n\
+         Usage: insomnia COMMAND [OPTIONS]\n\n{commands}\n\
+         POD is a pod_id or the path of a socket. \"insomnia COMMAND --help\" says more.\n\
          Exit: 0 done, 1 the answer is no or it failed, 2 usage.\n\
-         Example: insomnia run 'write tests for src/parser.rs and make them pass'\n",
-    );
-    text
+         Example: insomnia run 'write tests for src/parser.rs and make them pass'\n"
+    )
 }
 
 #[cfg(test)]
