@@ -24,13 +24,9 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(Error::Usage(text)) => {
-            talk_line(&format!("insomnia: {text}"));
-            ExitCode::from(2)
-        }
         Err(error) => {
             talk_line(&format!("insomnia: {error}"));
-            ExitCode::FAILURE
+            ExitCode::from(if matches!(error, Error::Usage(_)) { 2 } else { 1 })
         }
     }
 }

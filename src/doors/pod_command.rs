@@ -4,7 +4,7 @@
 //! the background process is in a session of its own and no child of the caller.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -148,9 +148,7 @@ fn launch(given: Vec<OsString>) -> ExitCode {
     if let Err(error) = confine::keep_descriptors() {
         log::debug!("the pod keeps what its caller had open: {error}"); // an old kernel; it does no harm
     }
-    let mut args: Vec<OsString> = vec![BACKGROUND.into()];
-    args.extend(given);
-    let mut started = match process::start_self(&args) {
+    let mut started = match process::start_self(&[vec![BACKGROUND.into()], given].concat()) {
         Ok(started) => started,
         Err(error) => {
             talk_line(&format!("pod: cannot start itself in the background: {error}"));
@@ -171,9 +169,8 @@ fn launch(given: Vec<OsString>) -> ExitCode {
         Ok(NotReady { error, log }) => {
             talk_line(&format!("pod: {error}"));
             if let Some(path) = log {
-                let end = tail(&path);
-                let end =
-                    if end.is_empty() { " and is empty".to_owned() } else { format!(", which ends:\n{end}") };
+                let end = Some(tail(&path)).filter(|end| !end.is_empty());
+                let end = end.map_or(" and is empty".to_owned(), |end| format!(", which ends:\n{end}"));
                 talk_line(&format!("its log is \"{}\"{end}", path.display()));
             }
             ExitCode::FAILURE
@@ -182,14 +179,14 @@ fn launch(given: Vec<OsString>) -> ExitCode {
 }
 
 fn tail(path: &Path) -> String {
-    let read = || -> std::io::Result<String> {
-        let file = std::fs::File::open(path)?;
-        let begin = file.metadata()?.len().saturating_sub(LOG_TAIL_BYTES);
-        let mut text = vec![0; usize::try_from(LOG_TAIL_BYTES).unwrap_or(0)];
-        let count = std::os::unix::fs::FileExt::read_at(&file, &mut text, begin)?;
-        Ok(String::from_utf8_lossy(text.get(..count).unwrap_or_default()).into_owned())
+    let read = || {
+        let mut file = std::fs::File::open(path)?;
+        file.seek(SeekFrom::Start(file.metadata()?.len().saturating_sub(LOG_TAIL_BYTES)))?;
+        let mut text = Vec::new();
+        file.take(LOG_TAIL_BYTES).read_to_end(&mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
     };
-    read().unwrap_or_else(|error| format!("(it cannot be read: {error})"))
+    read().unwrap_or_else(|error: std::io::Error| format!("(it cannot be read: {error})"))
 }
 
 /// The one line of the launch contract. A caller that has gone does not hinder the pod.
@@ -262,29 +259,23 @@ fn detach(pod: &Pod) -> Result<()> {
     process::close_input().map_err(|source| Error::io("close the input", source))
 }
 
-fn start(arguments: Arguments) -> Result<Pod, NotStarted> {
-    let mut options = arguments.options;
-    if let Some(path) = arguments.overlay {
-        options.overlay = Some(read_overlay(&path)?);
-    }
-    pod::start(options)
+fn start(Arguments { options, overlay, .. }: Arguments) -> Result<Pod, NotStarted> {
+    let overlay = overlay.as_deref().map(read_overlay).transpose()?;
+    pod::start(StartOptions { overlay, ..options })
 }
 
 fn read_overlay(path: &Path) -> Result<String> {
-    let failed = |source| Error::io(format!("read overlay \"{}\"", path.display()), source);
-    let mut text = String::new();
-    if path == Path::new("-") {
-        if std::io::stdin().is_terminal() {
-            return Err(Error::Usage(
-                "--overlay - reads JSON from standard input, which is a terminal".into(),
-            ));
-        }
-        std::io::stdin().take(OVERLAY_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
-    } else {
-        let file = std::fs::File::open(path).map_err(failed)?;
-        file.take(OVERLAY_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+    if path == Path::new("-") && std::io::stdin().is_terminal() {
+        return Err(Error::Usage("--overlay - reads JSON from standard input, which is a terminal".into()));
     }
-    Ok(text)
+    let read = || {
+        let input: &mut dyn Read = match path.to_str() {
+            Some("-") => &mut std::io::stdin(),
+            _ => &mut std::fs::File::open(path)?,
+        };
+        std::io::read_to_string(input.take(OVERLAY_BYTES_MAX))
+    };
+    read().map_err(|source| Error::io(format!("read overlay \"{}\"", path.display()), source))
 }
 
 #[cfg(test)]
