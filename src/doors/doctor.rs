@@ -40,18 +40,18 @@ struct Finding {
     todo: Option<&'static str>,
 }
 
-impl Finding {
-    fn new<E: ToString>(
-        what: &'static str,
-        found: Result<String, E>,
-        bad: &'static str,
-        todo: &'static str,
-    ) -> Finding {
-        match found {
-            Ok(finding) => Finding { what, state: "ok", finding, todo: None },
-            Err(error) => Finding { what, state: bad, finding: error.to_string(), todo: Some(todo) },
-        }
+/// A look whose bad outcome is a fault.
+fn fault(what: &'static str, found: Result<String, impl ToString>, todo: &'static str) -> Finding {
+    match found {
+        Ok(finding) => Finding { what, state: "ok", finding, todo: None },
+        Err(error) => Finding { what, state: "fault", finding: error.to_string(), todo: Some(todo) },
     }
+}
+
+/// A look whose bad outcome is worth a word.
+fn note(what: &'static str, found: Result<String>, todo: &'static str) -> Finding {
+    let finding = fault(what, found, todo);
+    Finding { state: if finding.todo.is_some() { "note" } else { "ok" }, ..finding }
 }
 
 /// Runs the command. The answer is whether a pod could do its work here.
@@ -60,9 +60,7 @@ pub(super) fn run(given: &Given) -> Result<bool> {
         std::env::current_dir().map_err(|source| Error::io("find the current directory", source))?;
     let findings = match Directories::from_environment() {
         Ok(directories) => look(&directories, &current),
-        Err(error) => {
-            vec![Finding::new("directories", Err(error), "fault", "set HOME to an absolute path")]
-        }
+        Err(error) => vec![fault("directories", Err(error), "set HOME to an absolute path")],
     };
     let can_run = findings.iter().all(|finding| finding.state != "fault");
     let plain = || {
@@ -80,33 +78,30 @@ pub(super) fn run(given: &Given) -> Result<bool> {
 
 fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
     // The shortest socket tells whether any fits, before the directory is made.
-    let shortest = PodId::new("p").map_err(|error| Error::told(error.to_string()));
+    let shortest = PodId::new("p").map_err(Error::from);
     let fits = shortest.and_then(|shortest| directories.socket(&shortest));
     let machine = fits.and_then(|_| Machine::of(directories.clone()));
     let runtime = format!("\"{}\": {}", directories.runtime.display(), directories.runtime_reason);
-    let runtime = machine.as_ref().map(|_| runtime);
     let own = "give INSOMNIA_RUNTIME_DIR a directory of your own with mode 0700 on a local disk";
+    let state = writable(&directories.state);
     let mut findings = vec![
-        Finding::new("runtime directory", runtime, "fault", own),
-        Finding::new(
-            "state directory",
-            writable(&directories.state),
-            "fault",
-            "make it writable, or set XDG_STATE_HOME",
-        ),
+        fault("runtime directory", machine.as_ref().map(|_| runtime), own),
+        fault("state directory", state, "make it writable, or set XDG_STATE_HOME"),
     ];
     if let Ok(machine) = &machine {
         let repair = "look at the process that is named, or run \"insomnia scope repair\"";
         let nothing = "nothing: the next start or loan takes them out";
         let prune = "\"insomnia prune --dry-run\" shows them, without --dry-run it removes them";
-        findings.push(Finding::new("scope.lock", lock(machine), "fault", repair));
-        findings.push(Finding::new("dead entries", dead(machine), "note", nothing));
-        findings.push(Finding::new("old sessions", stale(machine), "note", prune));
+        findings.push(fault("scope.lock", lock(machine), repair));
+        findings.push(note("dead entries", dead(machine), nothing));
+        findings.push(note("old sessions", stale(machine), prune));
     }
-    let files = manifest::files(&directories.config, current).map(|files| names(&files));
-    let settings = manifest::gather(&directories.config, current, Vec::new());
-    let left_out = settings.as_ref().map(|settings| settings.warnings.clone()).map_err(ToString::to_string);
-    let settings = settings.unwrap_or_default();
+    let gathered = manifest::gather(&directories.config, current, Vec::new());
+    let manifests = gathered.as_ref().map_err(ToString::to_string).and_then(|settings| {
+        let files = manifest::files(&directories.config, current).map_err(|error| error.to_string())?;
+        Ok([vec![names(&files)], settings.warnings.clone()].concat().join("; "))
+    });
+    let (is_known, settings) = (gathered.is_ok(), gathered.unwrap_or_default());
     let provider = Provider::choose(&settings.provider);
     let kind = provider.as_ref().ok().and_then(|settings| settings.kind);
     let needs_curl = matches!(kind, None | Some(ProviderKind::Anthropic | ProviderKind::Openai));
@@ -138,20 +133,18 @@ fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
     let mut left_aside = Vec::new();
     let instruction = instruction::resolve(name, &directories.config, current, &hidden, &mut left_aside)
         .map(|_| [vec![format!("\"{name}\"")], left_aside].concat().join("; "));
-    let is_known = left_out.is_ok();
-    let files = files.map_err(|error| error.to_string());
-    let files = files.and_then(|files| left_out.map(|left_out| [vec![files], left_out].concat().join("; ")));
+    let curl = if needs_curl { fault } else { note };
     findings.extend([
-        Finding::new("manifests", files, "fault", mend),
-        Finding::new("pod command", pod(&settings), "fault", build),
-        Finding::new("sandbox", sandbox(&settings), "note", allow),
-        Finding::new("curl", version("curl"), if needs_curl { "fault" } else { "note" }, "install curl"),
-        Finding::new("grep", version("grep"), "note", "install grep, or the tool SearchFiles fails"),
+        fault("manifests", manifests, mend),
+        fault("pod command", pod(&settings), build),
+        note("sandbox", sandbox(&settings), allow),
+        curl("curl", version("curl"), "install curl"),
+        note("grep", version("grep"), "install grep, or the tool SearchFiles fails"),
     ]);
     if is_known {
         let name = "write that file, or correct \"instruction\" in the manifest";
-        findings.push(Finding::new("instruction", instruction, "fault", name));
-        findings.push(Finding::new("provider", provider, "fault", choose));
+        findings.push(fault("instruction", instruction, name));
+        findings.push(fault("provider", provider, choose));
     }
     findings
 }

@@ -27,7 +27,7 @@ const DROPS_MAX: usize = 20;
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Where the model's text goes while it streams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Style {
     /// Events as JSON lines on standard output, and nothing else.
     Json,
@@ -40,6 +40,7 @@ pub(super) enum Style {
     /// Everything on standard error; the caller prints the answer.
     Talk,
     /// Nothing.
+    #[default]
     Quiet,
 }
 
@@ -56,7 +57,7 @@ impl Style {
 }
 
 /// Shows events in one style, and remembers what they said last.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Follower {
     style: Style,
     in_line: bool,
@@ -69,7 +70,7 @@ pub(super) struct Follower {
     /// A directory that is left out where lines name what lies in it.
     pub(super) within: String,
     /// What the pod is doing, and since when.
-    doing: (String, Instant),
+    doing: Option<(String, Instant)>,
     /// Why standard output takes no more; nothing is written there from then on.
     pub(super) unheard: Option<io::Error>,
     /// The text of the model's last reply that had any.
@@ -93,19 +94,8 @@ pub(super) struct TurnEnd {
 impl Follower {
     /// A follower of this style.
     pub(super) fn new(style: Style) -> Follower {
-        Follower {
-            style,
-            in_line: false,
-            is_on_terminal: answers_to_a_person(),
-            partial: String::new(),
-            is_again: false,
-            spinner: Spinner::new(matches!(style, Style::Text | Style::Talk)),
-            within: String::new(),
-            doing: (String::new(), Instant::now()),
-            unheard: None,
-            last_text: String::new(),
-            last_end: None,
-        }
+        let spinner = Spinner::new(matches!(style, Style::Text | Style::Talk));
+        Follower { style, is_on_terminal: answers_to_a_person(), spinner, ..Follower::default() }
     }
 
     /// Shows one event. An item is shown from itself, whether it is new or of before the subscription.
@@ -153,8 +143,9 @@ impl Follower {
 
     /// Notes what goes on, for the spinner.
     pub(super) fn does(&mut self, what: &str) {
-        if self.doing.0 != what {
-            self.doing = (what.to_owned(), Instant::now());
+        if self.doing.as_ref().is_none_or(|(before, _)| before != what) {
+            self.doing =
+                Some(what).filter(|what| !what.is_empty()).map(|what| (what.to_owned(), Instant::now()));
         }
     }
 
@@ -163,8 +154,7 @@ impl Follower {
         if !self.is_on_terminal && is_unheard(io::stdout().as_fd()) {
             self.unheard.get_or_insert_with(|| io::ErrorKind::BrokenPipe.into());
         }
-        let (what, since) = &self.doing;
-        if !self.in_line && !what.is_empty() {
+        if let Some((what, since)) = self.doing.as_ref().filter(|_| !self.in_line) {
             self.spinner.show(&format!("{what}, {} s", since.elapsed().as_secs()));
         }
     }
@@ -344,11 +334,11 @@ pub(super) enum First {
     CancelsOrLeaves(&'static str),
 }
 
-/// What a lost terminal and Ctrl-C have asked for, counted by the signal thread.
+/// What a lost terminal and Ctrl-C have asked for since it was looked at, told by the signal thread.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Presses {
     presses: Arc<AtomicUsize>,
-    hang_ups: Arc<AtomicUsize>,
+    has_hung_up: Arc<AtomicBool>,
     /// Whether nothing runs and the main thread waits for a line, which a signal does not wake.
     at_prompt: Arc<AtomicBool>,
 }
@@ -359,14 +349,13 @@ impl Presses {
         let presses = Presses::default();
         let theirs = presses.clone();
         let count = move |signal| {
-            // A polite kill means to leave at once, as the second Ctrl-C does.
-            let (counter, count) = match signal {
-                EndSignal::HangUp => (&theirs.hang_ups, 1),
-                EndSignal::Interrupt => (&theirs.presses, 1),
-                EndSignal::Terminate => (&theirs.presses, 2),
+            let count = match signal {
+                EndSignal::HangUp => return theirs.has_hung_up.store(true, Ordering::SeqCst),
+                EndSignal::Interrupt => 1,
+                EndSignal::Terminate => 2, // it means to leave at once, as the second Ctrl-C does
             };
-            counter.fetch_add(count, Ordering::SeqCst);
-            if signal != EndSignal::HangUp && theirs.at_prompt.load(Ordering::SeqCst) {
+            theirs.presses.fetch_add(count, Ordering::SeqCst);
+            if theirs.at_prompt.load(Ordering::SeqCst) {
                 at_prompt();
             }
         };
@@ -392,9 +381,8 @@ pub(super) struct Followed {
     drops: usize,
     first: First,
     presses: Presses,
-    presses_seen: usize,
-    /// How many had been seen when the latest turn began: each turn has its own first one.
-    presses_before: usize,
+    /// How many there were since the latest turn began: each turn has its own first one.
+    presses_in_turn: usize,
 }
 
 impl Followed {
@@ -417,8 +405,7 @@ impl Followed {
             events,
             first,
             presses,
-            presses_seen: 0,
-            presses_before: 0,
+            presses_in_turn: 0,
         })
     }
 
@@ -455,7 +442,7 @@ impl Followed {
             if let Some(StreamEvent::Item(logged)) = event.as_deref() {
                 (self.next_item, self.drops) = (self.next_item + 1, 0);
                 if let Item::TurnStarted { .. } = logged.item {
-                    self.presses_before = self.presses_seen;
+                    self.presses_in_turn = 0;
                 }
             }
             match &event {
@@ -502,18 +489,18 @@ impl Followed {
     }
 
     fn look_at_signals(&mut self) -> Result<Option<Over>> {
-        if self.presses.hang_ups.load(Ordering::SeqCst) > 0 {
+        if self.presses.has_hung_up.load(Ordering::SeqCst) {
             return Ok(Some(Over::HungUp));
         }
-        let presses = self.presses.presses.load(Ordering::SeqCst);
-        if presses == self.presses_seen {
+        let presses = self.presses.presses.swap(0, Ordering::SeqCst);
+        if presses == 0 {
             return Ok(None);
         }
-        self.presses_seen = presses;
+        self.presses_in_turn += presses;
         let (First::Cancels(again) | First::CancelsOrLeaves(again)) = self.first else {
             return Ok(Some(Over::Interrupted));
         };
-        if presses > self.presses_before + 1 {
+        if self.presses_in_turn > 1 {
             return Ok(Some(Over::Interrupted));
         }
         let CancelReply { cancelled } = client::ask(&self.address, None, Method::Cancel)?;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::doors::commands::Given;
 use crate::sys::signal::exit_now;
-use crate::words::text::harmless;
+use crate::words::text::{harmless, harmless_line};
 
 /// Writes a piece of the answer to standard output. A reader that has gone ends the program quietly, as
 /// `insomnia scope list | head -1` expects.
@@ -86,7 +86,7 @@ pub(super) fn answers_to_a_person() -> bool {
 
 /// One line on standard error that tells what goes on and is written over by the next; nothing where no terminal
 /// is, or one that cannot do that.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Spinner {
     is_wanted: bool,
     is_shown: bool,
@@ -97,7 +97,7 @@ impl Spinner {
     /// A spinner that is silent unless it is wanted.
     pub(super) fn new(is_wanted: bool) -> Spinner {
         let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-        Spinner { is_wanted: is_wanted && !is_dumb && io::stderr().is_terminal(), is_shown: false, turns: 0 }
+        Spinner { is_wanted: is_wanted && !is_dumb && io::stderr().is_terminal(), ..Spinner::default() }
     }
 
     /// Shows this, at most one line of 78 columns.
@@ -112,7 +112,7 @@ impl Spinner {
             columns += char_width(*c);
             columns <= 76
         };
-        let text: String = crate::words::text::harmless_line(text).chars().take_while(fits).collect();
+        let text: String = harmless_line(text).chars().take_while(fits).collect();
         self.is_shown = true;
         let _ = write!(io::stderr().lock(), "\r\x1b[K{wheel} {text}"); // nobody looks, then
     }
@@ -135,16 +135,11 @@ pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widest = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| width(cell)).max();
     let widths: Vec<usize> = (0..columns).map(|column| widest(column).unwrap_or(0)).collect();
-    let mut lines: Vec<String> = Vec::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (cell, column_width) in row.iter().zip(&widths) {
-            line.push_str(cell);
-            line.push_str(&" ".repeat(column_width.saturating_sub(width(cell)) + 2));
-        }
-        lines.push(line.trim_end().to_owned());
-    }
-    lines.join("\n")
+    let line = |row: &Vec<String>| {
+        let pad = |(cell, wide): (&String, &usize)| format!("{cell}{}", " ".repeat(wide + 2 - width(cell)));
+        row.iter().zip(&widths).map(pad).collect::<String>().trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// The columns that a text takes in a terminal, by the common ranges of wide and combining characters.
