@@ -32,40 +32,37 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(command: &Command, given: &Given) -> Result<bool> {
+    let machine = Machine::open;
     match command.name {
-        "demo" => return demo::run(),
-        "doctor" => return doctor::run(given),
+        "demo" => demo::run(),
+        "doctor" => doctor::run(given),
         "man" => {
             answer(&manual::manual());
-            return Ok(true);
+            Ok(true)
         }
         "completions" => {
             let shell = given.word(0, "the name of the shell")?;
             let text = manual::completions(shell);
             answer(&text.ok_or_else(|| Error::Usage(format!("\"{shell}\" is none of bash, zsh and fish")))?);
-            return Ok(true);
+            Ok(true)
         }
-        _ => {}
-    }
-    let machine = Machine::open()?;
-    match command.name {
-        "run" => run::run(&machine, given),
-        "list" => list::list(&machine, given),
-        "show" => list::show(&machine, given),
-        "prune" => list::prune(&machine, given),
-        "send" => talk::send(&machine, given),
-        "read" => talk::read(&machine, given),
-        "history" => talk::history(&machine, given),
-        "log" => talk::log(&machine, given),
-        "attach" => talk::attach(&machine, given),
-        "stop" => talk::stop(&machine, given),
-        "cancel" => talk::cancel(&machine, given),
-        "resume" => talk::resume(&machine, given),
-        "set" => talk::set(&machine, given),
-        "tui" => tui(&machine, given),
-        "scope list" => scope::list(&machine, given),
-        "scope who" => scope::who(&machine, given),
-        "scope repair" => scope::repair(&machine, given),
+        "run" => run::run(&machine()?, given),
+        "list" => list::list(&machine()?, given),
+        "show" => list::show(&machine()?, given),
+        "prune" => list::prune(&machine()?, given),
+        "send" => talk::send(&machine()?, given),
+        "read" => talk::read(&machine()?, given),
+        "history" => talk::history(&machine()?, given),
+        "log" => talk::log(&machine()?, given),
+        "attach" => talk::attach(&machine()?, given),
+        "stop" => talk::stop(&machine()?, given),
+        "cancel" => talk::cancel(&machine()?, given),
+        "resume" => talk::resume(&machine()?, given),
+        "set" => talk::set(&machine()?, given),
+        "tui" => tui(&machine()?, given),
+        "scope list" => scope::list(&machine()?, given),
+        "scope who" => scope::who(&machine()?, given),
+        "scope repair" => scope::repair(&machine()?, given),
         other => Err(Error::Usage(format!("command \"{other}\" cannot run"))),
     }
 }

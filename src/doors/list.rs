@@ -1,7 +1,6 @@
 //! `insomnia list`, and what is kept of pods that have ended: `show` and `prune`.
 
 use std::collections::HashSet;
-use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -220,15 +219,17 @@ pub(super) fn prune(machine: &Machine, given: &Given) -> Result<bool> {
         false => aside.join(session::session_name(&session.folder).replace('/', "-")),
     };
     let mut failures: Vec<String> = Vec::new();
+    let mut is_done = |path: &Path, done: std::io::Result<()>| {
+        failures.extend(done.as_ref().err().map(|error| format!("{}: {error}", path.display())));
+        done.is_ok()
+    };
     let put_aside = |_: &mut AllocationTable| {
         let mut sessions = ended_sessions(machine, age)?;
         make_private(&aside)?;
         sessions.retain(|session| {
             let moved = std::fs::rename(&session.folder, place(session));
             let _ = session.folder.parent().map(std::fs::remove_dir); // stays while another session is in it
-            failures
-                .extend(moved.as_ref().err().map(|error| format!("{}: {error}", session.folder.display())));
-            moved.is_ok()
+            is_done(&session.folder, moved)
         });
         Ok(sessions)
     };
@@ -236,20 +237,15 @@ pub(super) fn prune(machine: &Machine, given: &Given) -> Result<bool> {
         true => ended_sessions(machine, age)?,
         false => machine.lock.edit(None, put_aside)?.value,
     };
-    let now = clock::now_seconds();
+    let (now, mut bytes) = (clock::now_seconds(), 0);
     let row = |session: &EndedSession| {
-        let age = ago(now.saturating_sub(session.age_seconds), now);
-        vec![
-            session::session_name(&session.folder),
-            age,
-            format!("{} KiB", size(&place(session)).div_ceil(1024)),
-        ]
+        let (age, size) = (ago(now.saturating_sub(session.age_seconds), now), size(&place(session)));
+        bytes += size;
+        vec![session::session_name(&session.folder), age, format!("{} KiB", size.div_ceil(1024))]
     };
     let rows: Vec<Vec<String>> = sessions.iter().map(row).collect();
-    let bytes: u64 = sessions.iter().map(|session| size(&place(session))).sum();
     if !is_dry {
-        let removed = std::fs::remove_dir_all(&aside);
-        failures.extend(removed.err().map(|error| format!("{}: {error}", aside.display())));
+        is_done(&aside, std::fs::remove_dir_all(&aside));
     }
     let plain = || {
         let (lines, count) = (table(&["SESSION", "ENDED", "SIZE"], rows), sessions.len());
@@ -267,12 +263,8 @@ pub(super) fn prune(machine: &Machine, given: &Given) -> Result<bool> {
 /// Makes a directory of this user's alone; a link or anything else in its place is refused.
 fn make_private(path: &Path) -> Result<()> {
     let made = std::fs::DirBuilder::new().mode(0o700).create(path);
-    match made {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists && file::is_real_directory(path) => Ok(()),
-        made => {
-            made.map_err(|source| Error::io(format!("put sessions aside in \"{}\"", path.display()), source))
-        }
-    }
+    made.or_else(|error| if file::is_real_directory(path) { Ok(()) } else { Err(error) })
+        .map_err(|source| Error::io(format!("put sessions aside in \"{}\"", path.display()), source))
 }
 
 /// An age such as `12h` or `30d`.

@@ -3,6 +3,7 @@
 
 use crate::doors::commands::{COMMANDS, Command, Flag};
 use crate::doors::pod_command;
+use crate::doors::terminal::listed;
 
 /// The living pods, as a shell finds them: from the lock, which answers at once.
 const PODS: &str = "insomnia scope list 2>/dev/null | awk 'NR > 1 { print $1 }'";
@@ -27,22 +28,15 @@ pub(super) fn completions(shell: &str) -> Option<String> {
 
 /// Sets `known` to what may follow `line`, in the words that bash and zsh share. A value of an option is a file.
 fn cases() -> String {
-    let values: Vec<String> = COMMANDS
-        .iter()
-        .flat_map(|command| &command.flags)
-        .filter(|flag| !flag.value.is_empty())
-        .map(|flag| format!("*\" --{} \"", flag.name))
-        .collect();
-    let mut text = format!("  case \"$line\" in\n    {}) known= ;;\n", values.join("|"));
+    let flags = COMMANDS.iter().flat_map(|command| &command.flags);
+    let with_value =
+        flags.filter(|flag| !flag.value.is_empty()).map(|flag| format!("*\" --{} \"", flag.name));
+    let with_value = listed(with_value, "|").unwrap_or_default();
+    let mut text = format!("  case \"$line\" in\n    {with_value}) known= ;;\n");
     for command in COMMANDS.iter() {
-        let flags: Vec<String> = command.flags.iter().map(|flag| format!("--{}", flag.name)).collect();
-        let pods = if command.arguments.contains("POD") { format!(" $({PODS})") } else { String::new() };
-        text.push_str(&format!(
-            "    \"{} \"*) known=\"{}{}{pods}\" ;;\n",
-            command.name,
-            flags.join(" "),
-            choices(command)
-        ));
+        let flags = command.flags.iter().map(|flag| format!("--{}", flag.name));
+        let known = listed(flags.chain(words(command, "$")), " ").unwrap_or_default();
+        text.push_str(&format!("    \"{} \"*) known=\"{known}\" ;;\n", command.name));
     }
     text.push_str("    \"scope \") known=\"list who repair\" ;;\n");
     let mut first: Vec<&str> =
@@ -52,10 +46,11 @@ fn cases() -> String {
     text
 }
 
-/// The words of which one must be given.
-fn choices(command: &Command) -> String {
-    let argument = Some(command.arguments).filter(|argument| argument.contains('|')).unwrap_or_default();
-    argument.split('|').map(|word| format!(" {word}")).collect::<String>().trim_end().to_owned()
+/// The words that may be given, or how a shell finds them; `before` begins the output of a command in it.
+fn words(command: &Command, before: &str) -> Option<String> {
+    let choices = Some(command.arguments).filter(|arguments| arguments.contains('|'));
+    let choices = choices.map(|choices| choices.replace('|', " "));
+    choices.or_else(|| command.arguments.contains("POD").then(|| format!("{before}({PODS})")))
 }
 
 fn fish() -> String {
@@ -79,10 +74,8 @@ fn fish() -> String {
             let value = if value.is_empty() { "" } else { "-r " };
             line(&within, format!("{value}-l {name} -d {}", quote(about)));
         }
-        if command.arguments.contains("POD") {
-            line(&within, format!("-f -a {}", quote(&format!("({PODS})"))));
-        } else if !choices(command).is_empty() {
-            line(&within, format!("-f -a {}", quote(choices(command).trim())));
+        if let Some(words) = words(command, "") {
+            line(&within, format!("-f -a {}", quote(&words)));
         }
     }
     text
