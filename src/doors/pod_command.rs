@@ -94,8 +94,8 @@ pub fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Ok(arguments)) => match arguments.mode {
-            Mode::Launch => launch(given),
-            Mode::Foreground => foreground(arguments),
+            Mode::Launch => exit_code(launch(given)),
+            Mode::Foreground => exit_code(foreground(arguments)),
             Mode::Background => background(arguments),
         },
         Err(error) => {
@@ -144,38 +144,32 @@ pub fn parse(mut given: Vec<OsString>) -> Result<Result<Arguments, String>> {
     Ok(Ok(Arguments { mode, options, overlay: path("overlay") }))
 }
 
-fn launch(given: Vec<OsString>) -> ExitCode {
+/// Tells the caller's terminal why there is no pod.
+fn exit_code(outcome: Result<(), NotStarted>) -> ExitCode {
+    let Err(NotStarted { error, log }) = outcome else { return ExitCode::SUCCESS };
+    talk_line(&format!("pod: {error}"));
+    if let Some(path) = log {
+        let end = Some(tail(&path)).filter(|end| !end.is_empty());
+        let end = end.map_or(" and is empty".to_owned(), |end| format!(", which ends:\n{end}"));
+        talk_line(&format!("its log is \"{}\"{end}", path.display()));
+    }
+    ExitCode::FAILURE
+}
+
+fn launch(given: Vec<OsString>) -> Result<(), NotStarted> {
     if let Err(error) = confine::keep_descriptors() {
         log::debug!("the pod keeps what its caller had open: {error}"); // an old kernel; it does no harm
     }
-    let mut started = match process::start_self(&[vec![BACKGROUND.into()], given].concat()) {
-        Ok(started) => started,
-        Err(error) => {
-            talk_line(&format!("pod: cannot start itself in the background: {error}"));
-            return ExitCode::FAILURE;
-        }
+    let mut started = process::start_self(&[vec![BACKGROUND.into()], given].concat())
+        .map_err(|source| Error::io("start itself in the background", source))?;
+    let Some(line) = started.first_line(64 << 10, Instant::now() + LAUNCH_DEADLINE) else {
+        return Err(Error::told(format!("it ended before it was ready ({})", started.kill())).into());
     };
-    let line = started.first_line(64 << 10, Instant::now() + LAUNCH_DEADLINE);
-    let Some(line) = line else {
-        let how = started.kill();
-        talk_line(&format!("pod: it ended before it was ready ({how})"));
-        return ExitCode::FAILURE;
-    };
-    match serde_json::from_str::<NotReady>(&line) {
-        Err(_) => {
-            answer(&format!("{line}\n"));
-            ExitCode::SUCCESS
-        }
-        Ok(NotReady { error, log }) => {
-            talk_line(&format!("pod: {error}"));
-            if let Some(path) = log {
-                let end = Some(tail(&path)).filter(|end| !end.is_empty());
-                let end = end.map_or(" and is empty".to_owned(), |end| format!(", which ends:\n{end}"));
-                talk_line(&format!("its log is \"{}\"{end}", path.display()));
-            }
-            ExitCode::FAILURE
-        }
+    if let Ok(NotReady { error, log }) = serde_json::from_str(&line) {
+        return Err(NotStarted { error: Error::told(error), log });
     }
+    answer(&format!("{line}\n"));
+    Ok(())
 }
 
 fn tail(path: &Path) -> String {
@@ -197,35 +191,24 @@ fn say(line: &impl Serialize) {
     }
 }
 
-fn foreground(arguments: Arguments) -> ExitCode {
-    match start(arguments) {
-        Ok(pod) => {
-            say(&pod.ready());
-            pod.live();
-            ExitCode::SUCCESS
-        }
-        Err(NotStarted { error, .. }) => {
-            talk_line(&format!("pod: {error}"));
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// A start that hangs, whatever it waits for, ends: nobody would find its process in any list.
-fn give_up_later(is_ready: &Arc<AtomicBool>) -> Result<()> {
-    let is_ready = Arc::clone(is_ready);
-    let run = move || {
-        std::thread::sleep(LAUNCH_DEADLINE);
-        if !is_ready.load(Ordering::SeqCst) {
-            signal::exit_now(1);
-        }
-    };
-    thread::detach("launch deadline", run).map_err(|source| Error::io("start a thread", source))
+fn foreground(arguments: Arguments) -> Result<(), NotStarted> {
+    let pod = start(arguments)?;
+    say(&pod.ready());
+    pod.live();
+    Ok(())
 }
 
 fn background(arguments: Arguments) -> ExitCode {
     let is_ready = Arc::new(AtomicBool::new(false));
-    if let Err(error) = give_up_later(&is_ready) {
+    let theirs = Arc::clone(&is_ready);
+    // A start that hangs, whatever it waits for, ends: nobody would find its process in any list.
+    let give_up = move || {
+        std::thread::sleep(LAUNCH_DEADLINE);
+        if !theirs.load(Ordering::SeqCst) {
+            signal::exit_now(1);
+        }
+    };
+    if let Err(error) = thread::detach("launch deadline", give_up) {
         log::warn!("nothing bounds the start: {error}"); // its caller still gives up
     }
     let left = process::leave_session().map_err(|source| Error::io("leave the session", source).into());
