@@ -13,12 +13,12 @@ use crate::sys::signal::{self, EndSignal};
 use crate::sys::wait::is_unheard;
 use crate::wire::client::{self, Address, Next, Subscription};
 use crate::words::error::{Error, Result};
-use crate::words::message::{Item, TurnResult, end_in_words};
+use crate::words::message::{Item, ToolCall, TurnResult, end_in_words};
 use crate::words::protocol::{CancelReply, ErrorCode, Method, Status, StatusReply, StreamEvent};
 use crate::words::text::{cut_end, harmless_line};
 
-/// Tool arguments and results are cut at this length on a line.
-const LINE_BYTES_MAX: usize = 200;
+/// Inputs, tool calls and results are cut at this length on a line.
+const LINE_BYTES_MAX: usize = 220;
 /// A pod that cannot be followed again is tried so often.
 const TRIES_MAX: usize = 5;
 /// A stream that ends so often without a single item in between is over.
@@ -161,13 +161,12 @@ impl Follower {
 
     fn show_item(&mut self, item: &Item) {
         match item {
-            Item::TurnStarted { turn, cause } => {
+            Item::TurnStarted { .. } => {
                 self.last_text.clear();
-                self.say(&format!("-- turn {turn} ({cause})"));
+                self.say(&in_words(item));
             }
-            Item::Input { text, from } => {
-                let from = from.as_ref().map_or("a person".to_owned(), |pod| format!("pod {pod}"));
-                self.say(&format!(">> {from}: {}", self.short(text)));
+            Item::Input { .. } | Item::ToolResult { .. } | Item::Compaction { .. } => {
+                self.say_short(&in_words(item));
             }
             Item::Notification { text } => {
                 for line in text.replace(&self.within, "").lines().filter_map(|line| line.strip_prefix("- "))
@@ -180,21 +179,11 @@ impl Follower {
                     self.is_again = true; // what has streamed of it is there already
                     self.text(&message.text);
                 }
-                for call in &message.tool_calls {
-                    self.say(&format!("-> {} {}", call.name, self.short(&call.input.to_string())));
-                }
+                message.tool_calls.iter().for_each(|call| self.say_short(&call_in_words(call)));
                 self.end_reply();
                 if let Some(text) = item.reply_text() {
                     text.clone_into(&mut self.last_text);
                 }
-            }
-            Item::ToolResult { ok, text, .. } => {
-                self.say(&format!("{} {}", if *ok { "<-" } else { "<- refused:" }, self.short(text)));
-            }
-            Item::Compaction { until, .. } => {
-                self.say(&format!(
-                    "-- a summary stands for the items before {until}; the history keeps them"
-                ));
             }
             Item::TurnEnded { turn, result, message } => {
                 self.end_reply();
@@ -259,9 +248,9 @@ impl Follower {
         if self.style == Style::Talk { talk(text) } else { self.answer(text) }
     }
 
-    /// A text on one line, where it is not too long.
-    fn short(&self, text: &str) -> String {
-        cut_end(&harmless_line(&text.replace(&self.within, "")), LINE_BYTES_MAX)
+    /// Says a text on one line that is not too long.
+    fn say_short(&mut self, text: &str) {
+        self.say(&cut_end(&harmless_line(&text.replace(&self.within, "")), LINE_BYTES_MAX));
     }
 
     /// Ends a line of streaming text, so that what follows begins a new one.
@@ -306,6 +295,36 @@ impl Follower {
             self.answer(&text);
         }
     }
+}
+
+/// An item of a history in words.
+pub(super) fn in_words(item: &Item) -> String {
+    match item {
+        Item::Session { pod_id, program, .. } => format!("-- session of pod {pod_id} (insomnia {program})"),
+        Item::TurnStarted { turn, cause } => format!("-- turn {turn} ({cause})"),
+        Item::Input { text, from: None } => format!(">> a person: {text}"),
+        Item::Input { text, from: Some(pod) } => format!(">> pod {pod}: {text}"),
+        Item::Notification { text } => text.clone(),
+        Item::Assistant(message) => {
+            let calls = message.tool_calls.iter().map(|call| format!("\n{}", call_in_words(call)));
+            format!("model: {}{}", message.text, calls.collect::<String>())
+        }
+        Item::ToolResult { name, ok, text, .. } => {
+            format!("<- {name}{}: {text}", if *ok { "" } else { " failed" })
+        }
+        Item::ModelError { message } => format!("-- the model could not be asked: {message}"),
+        Item::Compaction { summary, until, .. } => {
+            format!("-- a summary stands for the items before {until}; the history keeps them: {summary}")
+        }
+        Item::ModelSet { model } => format!("-- the model is {model} from here on"),
+        Item::TurnEnded { turn, result, message } => {
+            format!("-- {}", end_in_words(*turn, *result, message.as_deref()))
+        }
+    }
+}
+
+fn call_in_words(call: &ToolCall) -> String {
+    format!("-> {} {}", call.name, call.input)
 }
 
 /// Why following ends.

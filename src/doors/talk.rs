@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::doors::commands::Given;
 use crate::doors::find::{Found, Machine, new_cancel};
-use crate::doors::follow::{First, Followed, Over, Presses, Style, TurnEnd};
+use crate::doors::follow::{First, Followed, Over, Presses, Style, TurnEnd, in_words};
 use crate::doors::terminal::{answer, json_line, listed, reply, talk_line};
 use crate::heart::recover::Previous;
 use crate::store::life;
@@ -17,7 +17,7 @@ use crate::tools::survey;
 use crate::wire::client;
 use crate::words::error::{Error, Result};
 use crate::words::identity::PodId;
-use crate::words::message::{Item, LoggedItem, Summary, TurnResult, end_in_words};
+use crate::words::message::{Summary, TurnResult};
 use crate::words::protocol::{CancelReply, Done, Method, OutputReply, RunReply, Status, StatusReply};
 
 /// How long the life of a pod that does not answer may still be held after its end.
@@ -102,7 +102,8 @@ pub(super) fn history(machine: &Machine, given: &Given) -> Result<bool> {
     loop {
         let Page { items, cursor, more } = session.page(since)?;
         for (number, logged) in (since..).zip(items) {
-            reply(given, &logged, || describe(number, &logged));
+            let text = || in_words(&logged.item).replace('\n', "\n      ");
+            reply(given, &logged, || format!("{number:>5} {} {}", clock::compact_utc(logged.at), text()));
         }
         since = cursor;
         if !more {
@@ -115,31 +116,6 @@ fn say_past_end(given: &Given, since: Option<u64>, items: u64) {
     if let Some(since) = since.filter(|since| *since > items && !given.has("json")) {
         talk_line(&format!("nothing comes after item {since}: there are only {items} items"));
     }
-}
-
-fn describe(number: u64, logged: &LoggedItem) -> String {
-    let text = match &logged.item {
-        Item::Session { pod_id, program, .. } => format!("session of pod {pod_id} (insomnia {program})"),
-        Item::TurnStarted { turn, cause } => format!("turn {turn} begins ({cause})"),
-        Item::Input { text, from: None } => format!("person: {text}"),
-        Item::Input { text, from: Some(from) } => format!("pod {from}: {text}"),
-        Item::Notification { text } => text.clone(),
-        Item::Assistant(message) => {
-            let calls = message.tool_calls.iter().map(|call| format!("\n-> {} {}", call.name, call.input));
-            format!("model: {}{}", message.text, calls.collect::<String>())
-        }
-        Item::ToolResult { name, ok, text, .. } => {
-            format!("<- {name} {}: {text}", if *ok { "ok" } else { "failed" })
-        }
-        Item::ModelError { message } => format!("the model could not be asked: {message}"),
-        Item::Compaction { summary, until, .. } => {
-            format!("a summary stands for the items before {until} from here on: {summary}")
-        }
-        Item::ModelSet { model } => format!("the model is {model} from here on"),
-        Item::TurnEnded { turn, result, message } => end_in_words(*turn, *result, message.as_deref()),
-    };
-    let at = clock::compact_utc(logged.at);
-    format!("{number:>5} {at} {}", text.replace('\n', "\n      "))
 }
 
 /// `insomnia log POD`.
