@@ -43,9 +43,8 @@ pub(super) fn run(machine: &Machine, given: &Given) -> Result<bool> {
 }
 
 fn follow_root(machine: &Machine, given: &Given, root: &Address) -> Result<bool> {
-    let first =
-        First::Cancels(if given.has("keep") { "leaves it running" } else { "ends the pod and all below it" });
     let (theirs, pod_id, keeps) = (machine.clone(), root.pod.clone(), given.has("keep"));
+    let first = First::Cancels(if keeps { "leaves it running" } else { "ends the pod and all below it" });
     let at_prompt = move || {
         let done = match keeps {
             true => theirs.who_lives_on(&pod_id).map(|text| talk_line(&format!("\n{text}"))),
@@ -70,9 +69,7 @@ fn follow_root(machine: &Machine, given: &Given, root: &Address) -> Result<bool>
     let finished = follower.finished();
     match over {
         Over::HungUp => return Ok(true), // as --detach: the pods live on and nobody listens
-        Over::Reached | Over::Interrupted if given.has("keep") => {
-            follower.say(&machine.who_lives_on(&root.pod)?);
-        }
+        Over::Reached | Over::Interrupted if keeps => follower.say(&machine.who_lives_on(&root.pod)?),
         Over::Reached | Over::Interrupted | Over::Unheard => stop_tree(machine, &root.pod)?,
         Over::Ended => say_who_is_left(machine, &root.pod)?,
     }
