@@ -90,11 +90,12 @@ fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
     ];
     if let Ok(machine) = &machine {
         let repair = "look at the process that is named, or run \"insomnia scope repair\"";
-        let nothing = "nothing: the next start or loan takes them out";
         let prune = "\"insomnia prune --dry-run\" shows them, without --dry-run it removes them";
-        findings.push(fault("scope.lock", lock(machine), repair));
-        findings.push(note("dead entries", dead(machine), nothing));
-        findings.push(note("old sessions", stale(machine), prune));
+        findings.extend([
+            fault("scope.lock", lock(machine), repair),
+            note("dead entries", dead(machine), "nothing: the next start or loan takes them out"),
+            note("old sessions", stale(machine), prune),
+        ]);
     }
     let gathered = manifest::gather(&directories.config, current, Vec::new());
     let manifests = gathered.as_ref().map_err(ToString::to_string).and_then(|settings| {
@@ -111,7 +112,6 @@ fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
         let place = ProviderPlace { pod_id, name, directory, private_dir };
         Provider::new(&chosen, place).map(|provider| provider.to_string())
     });
-    let mend = "correct that file; README lists the keys under \"Settings\"";
     let build = "put \"pod\" beside \"insomnia\", or correct INSOMNIA_POD_COMMAND or \"pod_command\"";
     let allow = match settings.shell.sandbox {
         SandboxSetting::Off => {
@@ -135,16 +135,15 @@ fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
         .map(|_| [vec![format!("\"{name}\"")], left_aside].concat().join("; "));
     let curl = if needs_curl { fault } else { note };
     findings.extend([
-        fault("manifests", manifests, mend),
+        fault("manifests", manifests, "correct that file; README lists the keys under \"Settings\""),
         fault("pod command", pod(&settings), build),
         note("sandbox", sandbox(&settings), allow),
         curl("curl", version("curl"), "install curl"),
         note("grep", version("grep"), "install grep, or the tool SearchFiles fails"),
     ]);
     if is_known {
-        let name = "write that file, or correct \"instruction\" in the manifest";
-        findings.push(fault("instruction", instruction, name));
-        findings.push(fault("provider", provider, choose));
+        let write = "write that file, or correct \"instruction\" in the manifest";
+        findings.extend([fault("instruction", instruction, write), fault("provider", provider, choose)]);
     }
     findings
 }

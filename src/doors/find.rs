@@ -4,7 +4,6 @@
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::doors::terminal::listed;
 use crate::store::manifest::{self, Manifest};
@@ -143,7 +142,7 @@ impl Machine {
     /// Ends a pod, or with the tree every pod below it too; each outcome.
     pub(super) fn stop(&self, target: &Allocation, tree: bool, ask: bool) -> Result<Vec<stop::Outcome>> {
         let cancel = new_cancel()?;
-        let limit: Duration = self.settings().map(|settings| settings.limits).unwrap_or_default().stop();
+        let limit = self.settings().map(|settings| settings.limits).unwrap_or_default().stop();
         let manner = Manner { from: None, limit, ask, cancel: &cancel };
         Ok(stop::stop_all(&self.lock, target, tree, manner))
     }

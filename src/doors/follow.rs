@@ -141,12 +141,13 @@ impl Follower {
         fresh.unwrap_or(text)
     }
 
-    /// Notes what goes on, for the spinner.
-    pub(super) fn does(&mut self, what: &str) {
-        if self.doing.as_ref().is_none_or(|(before, _)| before != what) {
-            self.doing =
-                Some(what).filter(|what| !what.is_empty()).map(|what| (what.to_owned(), Instant::now()));
+    /// Notes what goes on, for the spinner; whether that is new.
+    pub(super) fn does(&mut self, what: &str) -> bool {
+        let is_new = self.doing.as_ref().is_none_or(|(before, _)| before != what);
+        if is_new {
+            self.doing = Some((what.to_owned(), Instant::now()));
         }
+        is_new
     }
 
     /// While nothing comes: lets the spinner turn, and looks whether anybody still reads.
@@ -154,7 +155,8 @@ impl Follower {
         if !self.is_on_terminal && is_unheard(io::stdout().as_fd()) {
             self.unheard.get_or_insert_with(|| io::ErrorKind::BrokenPipe.into());
         }
-        if let Some((what, since)) = self.doing.as_ref().filter(|_| !self.in_line) {
+        if let Some((what, since)) = self.doing.as_ref().filter(|(what, _)| !self.in_line && !what.is_empty())
+        {
             self.spinner.show(&format!("{what}, {} s", since.elapsed().as_secs()));
         }
     }

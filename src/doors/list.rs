@@ -64,13 +64,13 @@ fn row(pod: &Value) -> Vec<String> {
     let since = pod.get("since").and_then(Value::as_u64);
     let answers = pod.get("answers").and_then(Value::as_bool).unwrap_or(true);
     let status = if answers { text("status") } else { format!("{}?", text("status")) };
-    let spawner = Some(text("spawner")).filter(|spawner| !spawner.is_empty()).unwrap_or_else(|| "-".into());
+    let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { text };
     vec![
         text("pod_id"),
         status,
-        since.map_or_else(|| "-".to_owned(), |since| ago(since, clock::now_seconds())),
-        spawner,
-        text("sandbox").chars().next().map_or_else(|| "-".to_owned(), String::from),
+        or_dash(since.map(|since| ago(since, clock::now_seconds())).unwrap_or_default()),
+        or_dash(text("spawner")),
+        or_dash(text("sandbox").chars().take(1).collect()),
         harmless_line(writes.as_deref().unwrap_or("-")),
         cut_end(&harmless_line(&text("last_response")), if answers_to_a_person() { 50 } else { 200 }),
     ]
@@ -82,9 +82,10 @@ fn unanswered(machine: &Machine, entry: &Allocation) -> Value {
     let summary = survey::logged_summary(folder.as_deref());
     let known = json!({
         "pod_id": entry.pod_id, "name": entry.name, "pid": entry.pid, "life": entry.life, "since": entry.since,
-        "scope": entry.scope_allow, "spawner": entry.delegated_from, "model": summary.model.as_deref().unwrap_or_default(),
-        "status": survey::last_known(&summary), "detail": "lives but does not answer", "answers": false,
-        "protocol": 0, "version": "", "lent": [], "sandbox": "", "queued": 0, "events_in_flight": 0
+        "scope": entry.scope_allow, "lent": [], "spawner": entry.delegated_from, "sandbox": "",
+        "model": summary.model.as_deref().unwrap_or_default(), "status": survey::last_known(&summary),
+        "detail": "lives but does not answer", "answers": false, "protocol": 0, "version": "", "queued": 0,
+        "events_in_flight": 0
     });
     with(&logged(&folder.unwrap_or_default(), &summary), known)
 }
@@ -92,9 +93,9 @@ fn unanswered(machine: &Machine, entry: &Allocation) -> Value {
 /// What the log in a session folder tells, with the keys of `status`.
 fn logged(folder: &Path, summary: &Summary) -> Value {
     json!({
-        "state_dir": folder, "log": session::log_path(folder), "turn": summary.turn, "usage": summary.usage,
-        "last_response": cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES),
-        "last_result": summary.last_result
+        "state_dir": folder.to_string_lossy(), "log": session::log_path(folder).to_string_lossy(),
+        "turn": summary.turn, "usage": summary.usage, "last_result": summary.last_result,
+        "last_response": cut_end(&summary.last_response, MAX_LAST_RESPONSE_BYTES)
     })
 }
 

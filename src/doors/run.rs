@@ -144,7 +144,6 @@ fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {
 fn one_task(machine: &Machine, followed: &mut Followed, task: &str) -> Result<Over> {
     give_task(&followed.address, task)?;
     let pod_id = followed.address.pod.clone();
-    let mut waiting_for = String::new();
     // Looked at when the root has become quiet, and while nothing comes. Two looks in a row must say so: a report
     // may be on its way from a pod that is quiet already to one that is about to wake.
     let over = followed.follow(move |follower, event| {
@@ -154,8 +153,8 @@ fn one_task(machine: &Machine, followed: &mut Followed, task: &str) -> Result<Ov
         if !may_be_quiet {
             return Ok(false);
         }
-        let first = look_at_tree(machine, &pod_id, follower, &mut waiting_for)?;
-        Ok(first.is_some() && first == look_at_tree(machine, &pod_id, follower, &mut waiting_for)?)
+        let first = look_at_tree(machine, &pod_id, follower)?;
+        Ok(first.is_some() && first == look_at_tree(machine, &pod_id, follower)?)
     })?;
     let follower = &mut followed.follower;
     follower.end_line();
@@ -200,7 +199,6 @@ fn look_at_tree(
     machine: &Machine,
     pod_id: &str,
     follower: &mut Follower,
-    waiting_for: &mut String,
 ) -> Result<Option<Vec<(String, u64)>>> {
     let table = machine.table()?;
     let Some(root) = machine.living(pod_id).ok() else { return Ok(Some(Vec::new())) };
@@ -215,12 +213,9 @@ fn look_at_tree(
         format!("{} ({detail})", entry.pod_id)
     });
     if let Some(busy) = listed(busy, ", ") {
-        if answers.first().is_some_and(is_quiet) {
-            follower.does(&format!("waiting for {busy}"));
-            if busy != *waiting_for {
-                follower.say(&format!("-- waiting for {busy}"));
-                *waiting_for = busy;
-            }
+        let waiting = format!("waiting for {busy}");
+        if answers.first().is_some_and(is_quiet) && follower.does(&waiting) {
+            follower.say(&format!("-- {waiting}"));
         }
         return Ok(None);
     }

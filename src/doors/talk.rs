@@ -249,11 +249,9 @@ pub(super) fn resume(machine: &Machine, given: &Given) -> Result<bool> {
     if starts {
         let had = Previous::find(&machine.directories, &status.pod_id)?.scope;
         for rule in had.iter().filter(|rule| rule.writes() && !status.scope.contains(rule)) {
-            let who = machine
-                .table()?
-                .holders(rule.path())
-                .last()
-                .map(|holder| format!(": pod {} holds it now", holder.pod_id));
+            let table = machine.table()?;
+            let who =
+                table.holders(rule.path()).pop().map(|who| format!(": pod {} holds it now", who.pod_id));
             talk_line(&format!("pod {pod} has lost {rule}{}", who.unwrap_or_default()));
         }
     }
