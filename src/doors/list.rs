@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::doors::commands::Given;
 use crate::doors::find::Machine;
-use crate::doors::terminal::{ago, answers_to_a_person, listed, reply, table, talk_line, with};
+use crate::doors::terminal::{UNITS, ago, answers_to_a_person, listed, reply, table, talk_line, with};
 use crate::store::life::{self, Holding};
 use crate::store::manifest;
 use crate::store::session::{self, Session};
@@ -270,9 +270,10 @@ fn make_private(path: &Path) -> Result<()> {
 
 /// An age such as `12h` or `30d`.
 fn seconds(age: &str) -> Result<u64> {
-    let unit = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
-    let read = unit
-        .iter()
-        .find_map(|(unit, seconds)| age.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(*seconds));
-    read.ok_or_else(|| Error::Usage(format!("--older-than needs an age such as 12h or 30d, not \"{age}\"")))
+    let read =
+        |(unit, seconds): (&str, u64)| age.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(seconds);
+    UNITS
+        .into_iter()
+        .find_map(read)
+        .ok_or_else(|| Error::Usage(format!("--older-than needs an age such as 12h or 30d, not \"{age}\"")))
 }

@@ -162,14 +162,14 @@ pub(super) fn char_width(c: char) -> usize {
     }
 }
 
+/// The units of times in the past, in seconds.
+pub(super) const UNITS: [(&str, u64); 4] = [("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)];
+
 /// How long ago a time was, as `12s`, `3m`, `2h` or `5d`.
 pub(super) fn ago(since_seconds: u64, now_seconds: u64) -> String {
-    match now_seconds.saturating_sub(since_seconds) {
-        seconds @ 0..=59 => format!("{seconds}s"),
-        seconds @ 60..=3599 => format!("{}m", seconds / 60),
-        seconds @ 3600..=86_399 => format!("{}h", seconds / 3600),
-        seconds => format!("{}d", seconds / 86_400),
-    }
+    let ago = now_seconds.saturating_sub(since_seconds);
+    let (unit, seconds) = UNITS.into_iter().find(|(_, seconds)| ago >= *seconds).unwrap_or(("s", 1));
+    format!("{}{unit}", ago / seconds)
 }
 
 #[cfg(test)]
