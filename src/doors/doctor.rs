@@ -78,7 +78,7 @@ pub(super) fn run(given: &Given) -> Result<bool> {
 
 fn look(directories: &Directories, current: &Path) -> Vec<Finding> {
     // The shortest socket tells whether any fits, before the directory is made.
-    let shortest = PodId::new("p").map_err(Error::from);
+    let shortest = PodId::new("p");
     let fits = shortest.and_then(|shortest| directories.socket(&shortest));
     let machine = fits.and_then(|_| Machine::of(directories.clone()));
     let runtime = format!("\"{}\": {}", directories.runtime.display(), directories.runtime_reason);
