@@ -208,8 +208,9 @@ impl Stage {
 
     /// Kills x, whose entry stays for whoever comes next, and waits until its life is free.
     fn end_x(&self, what: &str) {
-        let Some(pid) = self.pid("x") else { return };
-        let life = Life::new(self.world.life("x")).unwrap();
+        let Some(entry) = self.world.entry("x") else { return };
+        let pid = i32::try_from(entry["pid"].as_i64().unwrap()).unwrap();
+        let life = Life::new(entry["life"].as_str().unwrap()).unwrap();
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL); // dead already is fine
         let runtime = RuntimeDirectory::open(&self.world.runtime()).unwrap();
         wait_until(&format!("{what}: x is gone"), || {

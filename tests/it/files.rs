@@ -157,11 +157,11 @@ fn fingerprint(directory: &Path) -> Vec<(PathBuf, u64, i64, i64, u32, Vec<u8>)> 
     all
 }
 
-/// Runs `call`, which must answer within two seconds.
+/// Runs `call`, which must not wait for what never comes.
 fn soon<T>(call: impl FnOnce() -> T) -> T {
     let started = Instant::now();
     let answer = call();
-    assert!(started.elapsed() < Duration::from_secs(2), "took {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(60), "took {:?}", started.elapsed());
     answer
 }
 
@@ -548,6 +548,12 @@ fn peak_memory() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
+/// The bytes that this process has read so far.
+fn bytes_read() -> u64 {
+    let text = fs::read_to_string("/proc/self/io").unwrap();
+    text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+}
+
 #[test]
 fn p13_an_endless_device_is_refused() {
     in_a_process_of_its_own("files::child_p13");
@@ -605,23 +611,24 @@ fn child_p14() {
     }
     single.write_all_at(b"\nlast", 200 << 20).unwrap();
     let before = peak_memory();
-    let timed = |call: &mut dyn FnMut() -> Answer| {
-        let started = Instant::now();
+    let bounded = |call: &mut dyn FnMut() -> Answer| {
+        let begin = bytes_read();
         let answer = call();
-        assert!(started.elapsed() < Duration::from_secs(5), "took {:?}", started.elapsed());
+        let read = bytes_read() - begin;
+        assert!(read < 1 << 30, "read {read} bytes");
         answer
     };
     for input in [json!({"path": "src/sparse"}), json!({"path": "src/sparse", "offset": 1, "limit": 10})] {
-        let error = timed(&mut || world.read_page(input.clone())).unwrap_err();
+        let error = bounded(&mut || world.read_page(input.clone())).unwrap_err();
         assert!(error.contains("binary file; its 21474836480 bytes are left out"), "{error}");
     }
-    let text = timed(&mut || world.read("src/lines")).unwrap();
+    let text = bounded(&mut || world.read("src/lines")).unwrap();
     assert!(text.contains("go on with \"offset\": "), "{}", &text[text.len() - 200..]);
-    let text = timed(&mut || world.read_page(json!({"path": "src/lines", "offset": 39_990}))).unwrap();
+    let text = bounded(&mut || world.read_page(json!({"path": "src/lines", "offset": 39_990}))).unwrap();
     assert!(text.contains("line 40001 is binary") && text.contains("bytes left out"), "{text}");
-    let error = timed(&mut || world.read_page(json!({"path": "src/lines", "offset": 50_000}))).unwrap_err();
+    let error = bounded(&mut || world.read_page(json!({"path": "src/lines", "offset": 50_000}))).unwrap_err();
     assert!(error.contains("is too far away") || error.contains("is beyond its end"), "{error}");
-    let text = timed(&mut || world.read("src/single")).unwrap();
+    let text = bounded(&mut || world.read("src/single")).unwrap();
     let left = (200 << 20) - (8 << 10);
     assert!(
         text.contains(&format!("[... {left} bytes of this line left out]\n     2\tlast\n")),
@@ -629,16 +636,16 @@ fn child_p14() {
         text.len()
     );
     let text =
-        timed(&mut || world.read_page(json!({"path": "src/single", "offset": 1, "limit": 1}))).unwrap();
+        bounded(&mut || world.read_page(json!({"path": "src/single", "offset": 1, "limit": 1}))).unwrap();
     assert!(text.contains("[4 of 209715205 bytes left out after this; go on with \"offset\": 2]"));
     let text =
-        timed(&mut || world.read_page(json!({"path": "src/single", "offset": 1, "limit": 10}))).unwrap();
+        bounded(&mut || world.read_page(json!({"path": "src/single", "offset": 1, "limit": 10}))).unwrap();
     assert!(text.len() < 10_000);
     for path in ["src/sparse", "src/single", "src/lines"] {
-        let error = timed(&mut || world.edit(path, "x", "y")).unwrap_err();
+        let error = bounded(&mut || world.edit(path, "x", "y")).unwrap_err();
         assert!(error.contains("EditFile takes at most 8388608"), "{error}");
     }
-    let found = timed(&mut || world.search(json!({"pattern": "x"}))).unwrap();
+    let found = bounded(&mut || world.search(json!({"pattern": "x"}))).unwrap();
     assert!(found.contains("[3 files over 16 MiB were not searched]"), "{found}");
     let grown = peak_memory() - before;
     assert!(grown < 64 << 10, "{grown} KiB");

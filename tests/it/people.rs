@@ -199,6 +199,7 @@ fn the_second_terminal_sees_sends_reads_and_stops() {
     assert_eq!(all["text"], "first answer\n\nsecond answer");
 
     assert_eq!(json_of(&world.insomnia(["send", "main", "long", "--json"]).stdout)["turn"], 3);
+    wait_until("the model is asked", || world.status("main")["detail"] == "waiting for the model");
     let cancelled = world.insomnia(["cancel", "main", "--json"]);
     assert_eq!((cancelled.code, cancelled.stdout.as_str()), (Some(0), "{\"cancelled\":true}\n"));
     wait_until("the turn is cancelled", || world.status("main")["status"] == "paused");

@@ -357,7 +357,8 @@ fn u08_a_subscriber_that_overflows_is_told_and_goes_on_from_its_cursor() {
     let calls = json!({ "tool_calls": many }); // twice: far more than the queue and the socket hold
     let world = main_pod(json!([calls, calls, { "text": "done" }]));
     let mut slow = world.subscribe("main", Some(0));
-    assert_eq!(world.turn("main", "go")["result"], "finished");
+    world.ok("main", "run", json!({ "input": "go" }));
+    world.wait_turns("main", 1);
     while slow.next().is_some() {}
     let last = slow.seen.last().unwrap();
     assert_eq!(last["event"], "dropped", "{last}");

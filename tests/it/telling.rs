@@ -455,6 +455,7 @@ fn a_grandchild_is_known_without_waking_anybody() {
     }));
     world.turn("main", "go");
     wait_until("the leaf is known to the root", || record(&world, "pods", "leaf").is_some());
+    wait_until("that report has landed", || world.status("middle")["events_in_flight"] == 0);
     let leaf = record(&world, "pods", "leaf").unwrap();
     assert_eq!((&leaf["origin"], &leaf["life"]), (&json!("descendant"), &json!(world.life("leaf"))));
     wait_landed(&world, "leaf", 1);

@@ -130,6 +130,7 @@ mod with_a_terminal {
         terminal.shows(&["> 次を", "二つ目の返事です。", "-- turn 2 finished", "turn 2 of main has begun"]);
         terminal.keys(&["もう一度", "Enter"]);
         terminal.shows(&["> もう一度", "main running"]);
+        wait_until("the model is asked", || world.status("main")["detail"] == "waiting for the model");
         terminal.keys(&["Escape"]);
         terminal.shows(&["c cancel"]);
         terminal.keys(&["c"]);
@@ -171,7 +172,7 @@ mod with_a_terminal {
             "テストも通ります。",
         ]);
         terminal.keys(&["BTab", "BTab", "Up", "S"]);
-        terminal.shows(&["stop pod main and every pod below it? y / n"]);
+        terminal.shows(&["stop pod main", "? y / n"]); // with what is below it, until the dead one is reclaimed
         terminal.keys(&["y"]);
         terminal.shows(&["main has ended", "stopped: main"]);
         assert!(world.entry("main").is_none());

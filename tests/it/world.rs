@@ -401,7 +401,7 @@ pub fn has_files(pid: i32) -> bool {
 pub fn is_at_rest(pid: i32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
-    names.all(|name| ["pod", "accept", "signals", "launch deadline"].contains(&name.trim_end()))
+    names.all(|name| ["pod", "accept", "signals", "turn", "launch deadline"].contains(&name.trim_end()))
 }
 
 /// Waits until something holds that only looking can tell; fails after `PATIENCE`.
