@@ -141,13 +141,11 @@ impl Follower {
         fresh.unwrap_or(text)
     }
 
-    /// Notes what goes on, for the spinner; whether that is new.
-    pub(super) fn does(&mut self, what: &str) -> bool {
-        let is_new = self.doing.as_ref().is_none_or(|(before, _)| before != what);
-        if is_new {
+    /// Notes what goes on, for the spinner.
+    pub(super) fn does(&mut self, what: &str) {
+        if self.doing.as_ref().is_none_or(|(before, _)| before != what) {
             self.doing = Some((what.to_owned(), Instant::now()));
         }
-        is_new
     }
 
     /// While nothing comes: lets the spinner turn, and looks whether anybody still reads.

@@ -146,6 +146,7 @@ fn one_task(machine: &Machine, followed: &mut Followed, task: &str) -> Result<Ov
     let pod_id = followed.address.pod.clone();
     // Looked at when the root has become quiet, and while nothing comes. Two looks in a row must say so: a report
     // may be on its way from a pod that is quiet already to one that is about to wake.
+    let mut said = String::new();
     let over = followed.follow(move |follower, event| {
         let may_be_quiet = event.is_none_or(
             |event| matches!(event, StreamEvent::Status { status, .. } if *status != Status::Running),
@@ -153,8 +154,8 @@ fn one_task(machine: &Machine, followed: &mut Followed, task: &str) -> Result<Ov
         if !may_be_quiet {
             return Ok(false);
         }
-        let first = look_at_tree(machine, &pod_id, follower)?;
-        Ok(first.is_some() && first == look_at_tree(machine, &pod_id, follower)?)
+        let first = look_at_tree(machine, &pod_id, follower, &mut said)?;
+        Ok(first.is_some() && first == look_at_tree(machine, &pod_id, follower, &mut said)?)
     })?;
     let follower = &mut followed.follower;
     follower.end_line();
@@ -194,11 +195,12 @@ fn lines_from_input(machine: &Machine, followed: &mut Followed) -> Result<Over> 
     }
 }
 
-/// The pods of the tree with their turns when all are quiet; otherwise says whom it waits for.
+/// The pods of the tree with their turns when all are quiet; otherwise says whom it waits for, unless it was said.
 fn look_at_tree(
     machine: &Machine,
     pod_id: &str,
     follower: &mut Follower,
+    said: &mut String,
 ) -> Result<Option<Vec<(String, u64)>>> {
     let table = machine.table()?;
     let Some(root) = machine.living(pod_id).ok() else { return Ok(Some(Vec::new())) };
@@ -214,8 +216,12 @@ fn look_at_tree(
     });
     if let Some(busy) = listed(busy, ", ") {
         let waiting = format!("waiting for {busy}");
-        if answers.first().is_some_and(is_quiet) && follower.does(&waiting) {
-            follower.say(&format!("-- {waiting}"));
+        if answers.first().is_some_and(is_quiet) {
+            follower.does(&waiting);
+            if waiting != *said {
+                follower.say(&format!("-- {waiting}"));
+                *said = waiting;
+            }
         }
         return Ok(None);
     }

@@ -180,11 +180,12 @@ impl Slot {
                 (own.awaited, own.share) = (None, Some(share));
                 return Ok(());
             }
-            own.awaited = Some((since, Shutdown::Read));
-            cut(&mut open, has_one);
-            if !wait_while(&self.slots.freed, open, SHARE_CHECK, is_full) && since.elapsed() > WIRE_TIMEOUT {
+            if since.elapsed() > WIRE_TIMEOUT {
                 return Err(busy());
             }
+            own.awaited = Some((since, Shutdown::Read));
+            cut(&mut open, has_one);
+            let _ = wait_while(&self.slots.freed, open, SHARE_CHECK, is_full); // the loop looks again
         }
     }
 

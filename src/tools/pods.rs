@@ -131,7 +131,8 @@ pub(crate) fn end(
     tree: bool,
     cancel: &Cancel,
 ) -> Result<Vec<Outcome>> {
-    let table = repair::living(&context.lock)?;
+    // A pod is stopped even where the lock cannot be read; then nobody is known below it.
+    let table = repair::living(&context.lock).unwrap_or_default();
     let below = table.subtree(&target.pod_id).into_iter().filter(|_| tree);
     let ending: Vec<&Allocation> = below.chain([target]).collect();
     let hear = |heard: Heard, entry: &Allocation| {
@@ -141,14 +142,12 @@ pub(crate) fn end(
     let limit = context.manifest.limits.stop();
     let manner = Manner { from: Some(&context.own), limit, ask: true, cancel };
     let outcome = stop::stop_all(&context.lock, target, tree, manner);
-    let table = context.lock.read()?;
-    for entry in ending {
-        if table.by_life(&entry.life).is_some() {
-            hear(Heard::NotStopped, entry); // its end will be news
-        }
-        if life::is_dead(context.lock.runtime(), entry) {
-            context.registry.end(&entry.life)?;
-        }
+    let table = repair::living(&context.lock).unwrap_or_default();
+    for entry in ending.iter().filter(|entry| table.by_life(&entry.life).is_some()) {
+        hear(Heard::NotStopped, entry); // its end will be news
+    }
+    for entry in ending.iter().filter(|entry| life::is_dead(context.lock.runtime(), entry)) {
+        context.registry.end(&entry.life)?;
     }
     survey::add_descendants(context, &table)?;
     Ok(outcome)

@@ -201,12 +201,16 @@ pub fn stop_all(lock: &ScopeLock, root: &Allocation, tree: bool, manner: Manner<
     let mut outcome = Vec::new();
     while let Some(found) = queue.pop_front() {
         // Its spawner has ended by now, so a reservation that was found has become a pod, or never will.
-        let target = adopted(&living(lock), &found);
+        let target = match found.state {
+            AllocationState::Starting => adopted(&living(lock), &found),
+            AllocationState::Live => found.clone(),
+        };
         if target.life != found.life && !seen.insert(target.life.clone()) {
             continue; // it is in the queue as the pod that it has become
         }
         let mut add_children = |late: bool| {
-            for entry in living(lock).allocations().iter().filter(|_| tree) {
+            let table = if tree { living(lock) } else { AllocationTable::default() };
+            for entry in table.allocations() {
                 let is_child = entry.delegated_from.as_ref() == Some(&target.pod_id);
                 if (is_child || late && was_spawned_by(entry, &target)) && seen.insert(entry.life.clone()) {
                     queue.push_back(entry.clone());
@@ -221,11 +225,11 @@ pub fn stop_all(lock: &ScopeLock, root: &Allocation, tree: bool, manner: Manner<
     outcome
 }
 
-/// The pod that a reservation has become, or the entry itself where that is none or is still there. Adoption changes
+/// The pod that a reservation has become, or the reservation itself where it has become none or is still there. Adoption changes
 /// life and process, and nothing else that is compared.
 fn adopted(table: &AllocationTable, found: &Allocation) -> Allocation {
     let is_same = |entry: &&Allocation| entry.spawned_by == found.spawned_by && entry.since == found.since;
-    let is_gone = found.state == AllocationState::Starting && table.by_life(&found.life).is_none();
+    let is_gone = table.by_life(&found.life).is_none();
     let pod = table.get(&found.pod_id).filter(|_| is_gone).filter(is_same);
     pod.unwrap_or(found).clone()
 }
