@@ -144,12 +144,16 @@ fn ten_pods_with_trees_that_are_killed_at_random_stay_as_they_were() {
         std::thread::sleep(Duration::from_millis(50)); // the pods' time, not ours
     }
     calm(&world);
-    let after: Vec<[usize; 4]> = (0..MEASURED).map(|number| measure(&world, &root(number))).collect();
+    // The last words of a pod that has ended may still come in, and are a descriptor for a moment.
+    let mut after = Vec::new();
+    wait_until("no descriptor and no thread is left over", || {
+        after = (0..MEASURED).map(|number| measure(&world, &root(number))).collect();
+        before.iter().zip(&after).all(|(before, after)| after[0] <= before[0] && after[1] <= before[1])
+    });
     println!(
         "{turns} turns, {kills} kills, {restarts} restarts; descriptors, threads, memory, history: {before:?} {after:?}"
     );
     for (before, after) in before.iter().zip(&after) {
-        assert_eq!(before[..2], after[..2], "descriptors and threads: {before:?} {after:?}");
         let grown = after[2].saturating_sub(before[2]);
         assert!(
             grown <= 3 * (after[3] - before[3]) + 512,

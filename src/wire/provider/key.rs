@@ -143,6 +143,7 @@ fn read_key_file(path: &Path) -> Result<Secret> {
     let failed = |source| Error::io(format!("read {place}"), source);
     let fault = |what: String| Err(Error::told(format!("{place} {what}")));
     let entry = open_target(path).map_err(failed)?;
+    let text = read_entry(&entry, KEY_BYTES_MAX).map_err(failed)?;
     let metadata = entry.metadata().map_err(failed)?;
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     if owner != own_uid() {
@@ -152,7 +153,6 @@ fn read_key_file(path: &Path) -> Result<Secret> {
         let shown = path.display();
         return fault(format!("has mode {mode:04o}, so others may read it; run: chmod 600 \"{shown}\""));
     }
-    let text = read_entry(&entry, KEY_BYTES_MAX).map_err(failed)?;
     check_key(&text, &place)
 }
 
