@@ -183,7 +183,10 @@ fn attempts(world: &World, abstract_name: &str) -> Vec<Attempt> {
     add("remount", &mine(&format!("mount -o remount,rw,bind {core}")), "NN-");
     add("unmount", &mine(&format!("umount {core}")), "NN-");
     add("lazy unmount", &mine(&format!("umount -l {core}")), "NN-");
-    add("bind elsewhere", &mine(&format!("mount --bind {core} src/e && echo x >> src/e/f")), "NN-");
+    // Without the sandbox it works, outside of every namespace.
+    let bind =
+        format!("mount --bind {core} src/e && {{ echo x >> src/e/f; done=$?; umount src/e; exit $done; }}");
+    add("bind elsewhere", &mine(&bind), "NN-");
     add("nested remount", &nested(&format!("mount -o remount,rw,bind {core} && echo x >> {core}/f")), "NN-");
     add("nested unmount", &nested(&format!("umount -l {core} && echo x >> {core}/f")), "NN-");
     add("nested bind", &nested(&format!("mount --bind {core} src/e && echo x >> src/e/f")), "NN-");
