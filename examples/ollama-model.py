@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 
-if len(sys.argv) < 2:
+if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
     sys.exit(__doc__)
 command = sys.argv[2:] if sys.argv[1] == "--" else ["ollama", "run", *sys.argv[1:]]
 request = json.load(sys.stdin)

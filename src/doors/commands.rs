@@ -10,7 +10,7 @@ use crate::words::error::{Error, Result};
 /// All commands in the order in which help shows them: name, arguments, whether there is JSON, and purpose; options;
 /// a line that works.
 const TABLE: &str = "\
-run [TASK]: start a root pod here, follow it until its pods are quiet, then end them; without TASK, each line of input is one
+run [TASK]: start a root pod here, follow it until all is quiet, end it; without TASK, each line of input is one
   --name NAME         its name (default: main)
   --dir DIR           its working directory (default: this one)
   --scope RULE        what it may write, PATH:write; repeat it (default: its working directory)
@@ -27,7 +27,7 @@ run [TASK]: start a root pod here, follow it until its pods are quiet, then end 
 list [--json]: list the living pods
   --all               also those that have ended
   Example: insomnia list --all
-send POD TEXT [--json]: send text to a pod: starts a turn, or reaches the running one
+send POD TEXT [--json]: send text to a pod; it starts a turn, or reaches the running one
   --wait              follow that turn to its end and print the answer
   --quiet             with --wait, only the answer
   Example: insomnia send main 'now fix the warnings' --wait
@@ -39,14 +39,14 @@ history POD [--json]: print a pod's history
   Example: insomnia history main --since 20
 log POD [--json]: print a pod's log
   Example: insomnia log main
-show POD [--json]: print a pod's settings as resolved, and where each comes from
+show POD [--json]: print a pod's settings, and where each comes from
   Example: insomnia show main
 attach POD: follow a pod's conversation from now on, in plain lines
   --since N           from item N on
   --quiet             only what the model says
   --json              only the events as JSON, one a line
   Example: insomnia attach coder
-tui [POD]: watch a pod's tree and conversation on one screen, and step in (feature tui)
+tui [POD]: watch a pod's tree on one screen and step in (feature tui)
   Example: insomnia tui main
 stop POD [--json]: end a pod and wait until its scope is back
   --tree              and every pod below it
@@ -54,7 +54,7 @@ stop POD [--json]: end a pod and wait until its scope is back
   Example: insomnia stop main --tree
 cancel POD [--json]: stop the running turn of a pod
   Example: insomnia cancel coder
-resume POD [--json]: go on after a failed or cancelled turn, or with the session of a pod that ended
+resume POD [--json]: go on after a failed turn, or with an ended pod's session; a cancelled turn is one too
   --manifest FILE     of one that ended: settings over those of its session
   Example: insomnia resume coder
 set POD model NAME [--json]: let a pod ask another model of its provider from now on
@@ -63,17 +63,17 @@ scope list [--json]: show who holds which scope, and what is lent
   Example: insomnia scope list
 scope who PATH [--json]: tell who may write a path now, and why
   Example: insomnia scope who src/parser.rs
-scope repair [--json]: rebuild a damaged scope.lock from the pods that live, keeping the bad file aside
+scope repair [--json]: rebuild a damaged scope.lock from the pods that live; the bad file is kept
   Example: insomnia scope repair
 doctor [--json]: check that pods can run here, and say what to do where not
   Example: insomnia doctor
-prune [--json]: remove the sessions of pods that ended long ago, never of one that lives
+prune [--json]: remove the sessions of pods that ended long ago; never of one that lives
   --older-than AGE    ended so long ago, such as 12h, 30d or 0d (default: 30d)
   --dry-run           only say what would be removed
   Example: insomnia prune --older-than 7d --dry-run
-demo: watch pods lend, write, crash and hand back, without a key or network
+demo: watch pods lend, write and crash, without a key or network
   Example: insomnia demo
-completions bash|zsh|fish: print what a shell needs to complete these commands
+completions bash|zsh|fish: print what a shell needs to complete commands
   Example: insomnia completions bash
 man: print the manual page, for man -l or a file in man1
   Example: insomnia man
@@ -293,7 +293,7 @@ pub fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Asked> {
 fn nearest<'a>(wanted: &str, known: impl Iterator<Item = &'a str>, before: &str) -> String {
     let nearest = known.map(|name| (distance(wanted, name), name)).min();
     let near_enough = nearest.filter(|(distance, _)| *distance <= 3 && *distance * 2 <= wanted.len());
-    near_enough.map(|(_, name)| format!("; did you mean \"{before}{name}\"?")).unwrap_or_default()
+    near_enough.map(|(_, name)| format!(" (did you mean \"{before}{name}\"?)")).unwrap_or_default()
 }
 
 /// The fewest letters to insert, remove or replace to make one word of the other (Levenshtein).
@@ -311,19 +311,17 @@ fn distance(a: &str, b: &str) -> usize {
     row.last().copied().unwrap_or_default()
 }
 
-/// What `insomnia --help` prints: about one screen.
+/// What `insomnia --help` prints: 24 lines of 80 columns with the prompt after it, so of each command only what stands
+/// before the first semicolon.
 pub fn help() -> String {
     let line = |Command { name, arguments, about, .. }: &Command| {
-        let usage = format!("{name} {arguments}");
+        let (usage, about) = (format!("{name} {arguments}"), about.split(';').next().unwrap_or_default());
         format!("  {:<18} {about}\n", usage.trim())
     };
     let commands: String = COMMANDS.iter().map(line).collect();
     format!(
-        "insomnia: several LLM agents on one machine, never two writers on one path\n\n\
-         Usage: insomnia COMMAND [OPTIONS]\n\n{commands}\n\
-         POD is a pod_id or the path of a socket. \"insomnia COMMAND --help\" says more.\n\
-         Exit: 0 done, 1 the answer is no or it failed, 2 usage.\n\
-         Example: insomnia run 'write tests for src/parser.rs and make them pass'\n"
+        "Usage: {PROGRAM}COMMAND [OPTIONS]; \"{PROGRAM}COMMAND --help\" says more.\n{commands}\
+         POD: a pod_id or a socket's path. Exit: 0 done, 1 no or failed, 2 usage.\n"
     )
 }
 
@@ -355,7 +353,8 @@ mod tests {
             given.extend(example.get(2).map(|rest| words(rest)).unwrap_or_default());
             assert!(matches!(parse(given), Ok(Asked::Run(found, _)) if found.name == command.name));
         }
-        assert!(COMMANDS.len() > 15 && help().lines().count() <= 32, "help fits on about one screen");
+        assert!(COMMANDS.len() > 15 && help().lines().count() < 24, "{}", help());
+        assert!(help().lines().all(|line| line.len() <= 80), "{}", help());
         assert!(matches!(parse(words("scope --help")), Ok(Asked::Help(help)) if help.contains("scope who")));
     }
 

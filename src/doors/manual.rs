@@ -94,13 +94,13 @@ pub(super) fn manual() -> String {
     add(&mut text, "", &pod_command::COMMAND);
     text.push_str(
         ".SH ENVIRONMENT\n\
-         .TP\n.B ANTHROPIC_API_KEY, OPENAI_API_KEY\nThe key of the provider; the first that is set chooses it.\n\
+         .TP\n.B ANTHROPIC_API_KEY, OPENAI_API_KEY\nThe key of the provider; the first that is set chooses it, before OPENAI_BASE_URL alone.\n\
          .TP\n.B ANTHROPIC_BASE_URL, OPENAI_BASE_URL\nAnother server of that kind.\n\
          .TP\n.B INSOMNIA_RUNTIME_DIR\nWhere sockets and scope.lock are, in place of $XDG_RUNTIME_DIR/insomnia.\n\
          .TP\n.B INSOMNIA_POD_COMMAND\nThe command that starts each pod, in place of pod beside insomnia.\n\
          .TP\n.B XDG_CONFIG_HOME, XDG_STATE_HOME\nIn place of \\(ti/.config and \\(ti/.local/state.\n\
          .TP\n.B RUST_LOG\nHow much is logged, such as debug.\n\
-         .SH EXIT STATUS\n0 done, 1 the answer is no or it failed, 2 usage.\n.SH FILES\n\
+         .SH EXIT STATUS\n0 done, 1 the answer is no or it failed (of run: its last turn), 2 usage.\n.SH FILES\n\
          \\(ti/.config/insomnia/manifest.json, \\(ti/.local/state/insomnia, $XDG_RUNTIME_DIR/insomnia; \
          \"insomnia doctor\" tells those in use.\n",
     );

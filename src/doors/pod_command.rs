@@ -23,10 +23,10 @@ use crate::words::identity::{Life, PodId, PodName};
 
 /// The command and its options, in the form of the table of `insomnia`.
 const TABLE: &str = "\
-pod: one LLM agent in one process, with a socket of its own; people usually want \"insomnia run\"
-  --name NAME         1 to 32 of a-z 0-9 _ -, first a letter or digit (default: main)
+pod: one LLM agent in one process; people usually want \"insomnia run\"
+  --name NAME         1 to 32 of a-z 0-9, after the first also _ - (default: main)
   --dir DIR           working directory (default: this one)
-  --scope RULE        PATH:read|write[:recursive|:flat]; repeat it (default: the manifest's, else none)
+  --scope RULE        PATH:read|write[:recursive|:flat]; may be repeated
   --manifest FILE     settings over the user's and the project's
   --overlay FILE      settings over all manifests as JSON, - for standard input
   --callback SOCKET   where the spawner is told of turns and of the end
@@ -35,10 +35,10 @@ pod: one LLM agent in one process, with a socket of its own; people usually want
   --foreground        stay in the foreground; a lost terminal does not end it
   --task TEXT         the first input
   --version           print the version
-  Example: pod --name coder --dir ~/project --scope src:write --task 'fix the typo in src/lib.rs'
+  Example: pod --name coder --dir ~/project --scope src:write --task 'go on'
 ";
 const CONTRACT: &str = "
-Returns 0 once the pod accepts connections, printing {\"pod_id\",\"socket\",\"pid\"}; otherwise says why not.
+Prints {\"pod_id\",\"socket\",\"pid\"} once the pod accepts connections, else why not.
 Exit: 0 ready (or ended, in the foreground), 1 not started, 2 usage.
 ";
 /// The only argument before those of the person, for the background process that the launch has started.

@@ -37,7 +37,7 @@ pub(super) fn run(machine: &Machine, given: &Given) -> Result<bool> {
         follow_root(machine, given, &root)
     };
     if outcome.is_err() {
-        stop_tree(machine, &root.pod)?;
+        end_or_keep(machine, &root.pod, given.has("keep"))?;
     }
     outcome
 }
@@ -70,6 +70,7 @@ fn follow_root(machine: &Machine, given: &Given, root: &Address) -> Result<bool>
     match over {
         Over::HungUp => return Ok(true), // as --detach: the pods live on and nobody listens
         Over::Reached | Over::Interrupted if keeps => follower.say(&machine.who_lives_on(&root.pod)?),
+        Over::Unheard if keeps => {}
         Over::Reached | Over::Interrupted | Over::Unheard => stop_tree(machine, &root.pod)?,
         Over::Ended => say_who_is_left(machine, &root.pod)?,
     }
@@ -85,6 +86,17 @@ fn give_task(root: &Address, task: &str) -> Result<()> {
         )));
     }
     given.map(|_| ())
+}
+
+/// After a failure: the tree ends, unless it was to be kept.
+fn end_or_keep(machine: &Machine, pod_id: &str, keeps: bool) -> Result<()> {
+    if !keeps {
+        return stop_tree(machine, pod_id);
+    }
+    if machine.living(pod_id).is_ok() {
+        talk_line(&format!("-- {}", machine.who_lives_on(pod_id)?));
+    }
+    Ok(())
 }
 
 /// Ends the pod and all below it; one that cannot be ended is named.

@@ -49,7 +49,7 @@ pub(super) fn send(machine: &Machine, given: &Given) -> Result<bool> {
         Over::Reached => {}
         Over::Ended => return Err(Error::told(format!("pod \"{}\" ended before its turn did", address.pod))),
         Over::Interrupted => follower.say(&machine.who_lives_on(&address.pod)?),
-        Over::HungUp | Over::Unheard => {}
+        Over::HungUp | Over::Unheard => return Ok(true), // the text has arrived, and nobody waits any more
     }
     let Some(end) = follower.last_end.clone().filter(|_| over == Over::Reached) else { return Ok(false) };
     if given.has("json") {

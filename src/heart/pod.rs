@@ -189,6 +189,9 @@ fn register(lock: &ScopeLock, settings: &Settings, options: &StartOptions) -> Re
     let texts = if options.scope.is_empty() { &manifest.scope } else { &options.scope };
     let scope_allow: Vec<Rule> = canonical_rules(texts, directory)?;
     scope_allow.iter().try_for_each(|rule| directories.check_scope(rule))?;
+    for path in &manifest.shell.writable {
+        shell::further_writable(path, directories)?;
+    }
     let edited = lock.edit(None, |table| {
         let root = |pod_id: PodId, name: PodName, scope_allow: Vec<Rule>| -> Result<Allocation> {
             Ok(Allocation {

@@ -23,7 +23,9 @@ use crate::words::text::harmless_line;
 pub const MANIFEST_BYTES_MAX: usize = 1 << 20;
 
 /// With 0 of these nothing would work at all.
-const ABOVE_ZERO: [&str; 8] = [
+const ABOVE_ZERO: [&str; 10] = [
+    "provider.max_tokens",
+    "provider.context_tokens",
     "provider.silence_seconds",
     "limits.steps",
     "limits.launch_seconds",

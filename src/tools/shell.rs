@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::store::manifest::SandboxSetting;
-use crate::store::paths::canonical;
+use crate::store::paths::{Directories, canonical};
 use crate::sys::confine::View;
 use crate::sys::file;
 use crate::sys::process::own_uid;
@@ -222,6 +222,18 @@ fn variables(context: &PodContext, level: &Level) -> Vec<(String, String)> {
     std::env::vars_os().filter_map(text).filter(|(name, _)| is_wanted(name)).collect()
 }
 
+/// Where a directory of `shell.writable` really is.
+///
+/// # Errors
+/// When it is none that a scope could have.
+pub(crate) fn further_writable(path: &Path, directories: &Directories) -> Result<PathBuf> {
+    let path = canonical(path, Path::new("/"))?;
+    let rule = Rule::new(&path.to_string_lossy(), Access::Write, Reach::Recursive)?;
+    let checked = directories.check_scope(&rule);
+    checked.map_err(|error| Error::told(format!("\"shell.writable\" of the manifest: {error}")))?;
+    Ok(path)
+}
+
 /// What commands see and may write now.
 fn view(context: &PodContext, scope: &EffectiveScope) -> Result<View> {
     let mut writable = BTreeSet::new();
@@ -239,9 +251,7 @@ fn view(context: &PodContext, scope: &EffectiveScope) -> Result<View> {
         read_only.extend(projects.flat_map(|project| protected_in(&project, scope, trusted)));
     }
     for path in &context.manifest.shell.writable {
-        let path = canonical(path, Path::new("/"))?;
-        let rule = Rule::new(&path.to_string_lossy(), Access::Write, Reach::Recursive)?;
-        context.directories.check_scope(&rule)?;
+        let path = further_writable(path, &context.directories)?;
         if path.is_dir() {
             writable.insert(path);
         }

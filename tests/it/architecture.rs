@@ -164,7 +164,12 @@ fn every_test_that_a_document_names_exists() {
 #[test]
 fn the_auditors_page_names_every_place_that_matters() {
     let places = [
-        ("starts a process", vec!["Program::new(", "start_self(", "start_own_image(", "Command::new("]),
+        (
+            "starts a process",
+            vec!["Program::new(", "start_self(", "start_own_image(", "Command::new(", "run_in_child("],
+        ),
+        ("kills a process", vec!["kill(NixPid", "kill(Pid", "kill_exactly(", "pidfd_send_signal"]),
+        ("mounts", vec![" mount(", "put_mount(", "set_mount("]),
         (
             "opens a socket",
             vec!["socket::listen(", "socket::connect(", "UnixStream::pair(", "UnixListener::bind("],

@@ -397,6 +397,21 @@ fn ctrl_c_leaves_what_is_only_watched_and_says_how_to_reach_it() {
 }
 
 #[test]
+fn a_pod_that_is_to_be_kept_is_kept_though_it_answers_no_cancel() {
+    let world = World::with_script(json!({ "*": [{ "delay_ms": 600_000, "text": "never" }] }));
+    let mut running = world.program(INSOMNIA, ["run", "--keep", "x"]).start(ErrorOutput::WithOutput).unwrap();
+    let mut text = String::new();
+    read_until(&mut running, &mut text, "(run)");
+    world.signal("main", "STOP");
+    interrupt(&world, &running);
+    read_until(&mut running, &mut text, "does not answer");
+    assert_eq!(running.wait(Instant::now() + PATIENCE).unwrap().code(), Some(1));
+    assert!(text.contains("pod main lives on"), "{text}");
+    world.signal("main", "CONT");
+    assert_eq!(world.status("main")["pod_id"], "main");
+}
+
+#[test]
 fn a_polite_kill_leaves_what_is_watched_and_cancels_nothing() {
     let world = World::with_script(json!({ "*": [{ "delay_ms": 600_000, "text": "never" }] }));
     world.start(&[]);
@@ -685,13 +700,18 @@ fn a_terminal_that_goes_leaves_the_pods_running() {
 }
 
 #[test]
-fn a_run_whose_answer_nobody_will_read_ends_its_pods() {
+fn a_run_whose_answer_nobody_will_read_ends_its_pods_unless_they_are_to_be_kept() {
     let never = json!({ "delay_ms": 600_000, "text": "never" });
-    let world = World::with_script(json!({ "*": [never.clone(), never] }));
+    let world = World::with_script(json!({ "*": [never.clone(), never.clone(), never] }));
     for flag in ["--name=a", "--json"] {
         let line = format!("{INSOMNIA} run x {flag} 2>/dev/null | true");
         assert_eq!(ran(world.program("sh", ["-c", &line])).code, Some(0));
         assert!(world.table()["allocations"].as_array().unwrap().is_empty(), "{flag}");
+    }
+    for words in ["run x --keep", "send main y --wait"] {
+        let line = format!("{INSOMNIA} {words} 2>/dev/null | true");
+        assert_eq!(ran(world.program("bash", ["-c", &format!("set -o pipefail; {line}")])).code, Some(0));
+        assert_eq!(world.status("main")["status"], "running", "{words}");
     }
 }
 
@@ -740,7 +760,7 @@ fn wrong_words_are_told_with_what_is_meant() {
         );
     };
     check(&["run", "--frobnicate"], 2, "see \"insomnia run --help\"");
-    check(&["scope", "wo"], 2, "\"scope who\"?; see \"insomnia --help\"");
+    check(&["scope", "wo"], 2, "(did you mean \"scope who\"?); see \"insomnia --help\"");
     check(&["send", "main"], 2, "TEXT is missing; see \"insomnia send --help\"");
     check(&["set", "main", "colour", "red"], 2, "\"model\" can be set");
     check(&["run", "x", "--scope", "d:write:recursve"], 1, "must be \"recursive\" or \"flat\"");
@@ -759,6 +779,8 @@ fn wrong_words_are_told_with_what_is_meant() {
     check(&["run", "x"], 1, "\"Shel\", which is no tool; the tools are SpawnPod");
     settings(json!({ "shell": { "writable": ["/tmp", "~/.cache"] } }));
     check(&["run", "x"], 1, "key \"shell.writable\" is not valid: only a shell knows");
+    settings(json!({ "shell": { "writable": ["/"] } }));
+    check(&["run", "x"], 1, "\"shell.writable\" of the manifest: write scope \"/\" is refused");
     settings(json!({}));
     std::fs::create_dir(world.project().join(".insomnia")).unwrap();
     let project = world.project().join(".insomnia/manifest.json");
