@@ -261,6 +261,7 @@ pub fn parse(given: impl IntoIterator<Item = OsString>) -> Result<Asked> {
     let words: Vec<OsString> = given.into_iter().collect();
     let word = |at: usize| words.get(at).and_then(|word| word.to_str()).unwrap_or_default();
     let (is_help, at) = match word(0) {
+        "" if !words.is_empty() => (false, 0),
         "" | "--help" | "-h" | "help" => (true, 1),
         "--version" | "-V" => return Ok(Asked::Help(format!("insomnia {}\n", env!("CARGO_PKG_VERSION")))),
         _ => (matches!(word(1), "" | "--help" | "-h"), 0),

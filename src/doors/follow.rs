@@ -381,19 +381,22 @@ impl Presses {
         signal::on_end_signals(count).map_err(|source| Error::io("listen for signals", source))?;
         Ok(presses)
     }
+
+    /// Whether one has come that nobody has looked at.
+    pub(super) fn have_come(&self) -> bool {
+        self.presses.load(Ordering::SeqCst) > 0
+    }
 }
 
 /// A pod that a person follows.
 #[derive(Debug)]
 pub(super) struct Followed {
-    /// Where it is.
+    /// Where it is: this life of it, and no successor of that name.
     pub(super) address: Address,
     /// What has been shown.
     pub(super) follower: Follower,
     /// What `subscribe` answered, and what comes.
     pub(super) events: Subscription,
-    /// The same, and no successor of that name.
-    this_life: Address,
     /// The number of the next item of the history.
     next_item: u64,
     /// How often the stream has ended since the last item.
@@ -416,8 +419,7 @@ impl Followed {
         let events = client::subscribe(address, since)?;
         let life = client::ask::<StatusReply>(address, None, Method::Status)?.life;
         Ok(Followed {
-            address: address.clone(),
-            this_life: Address { life: Some(life), ..address.clone() },
+            address: Address { life: Some(life), ..address.clone() },
             follower: Follower::new(style),
             next_item: events.opened.cursor,
             drops: 0,
@@ -493,7 +495,7 @@ impl Followed {
         }
         for _ in 0..TRIES_MAX {
             std::thread::sleep(LOOK_AGAIN);
-            match client::subscribe(&self.this_life, Some(self.next_item)) {
+            match client::subscribe(&self.address, Some(self.next_item)) {
                 Ok(events) => {
                     self.events = events;
                     self.follower.begin_again();

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, IsTerminal};
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::json;
 
@@ -15,6 +16,7 @@ use crate::sys::signal;
 use crate::tools::survey;
 use crate::wire::client::{self, Address};
 use crate::wire::launch::Ready;
+use crate::words::allocation::Allocation;
 use crate::words::error::{Error, Result};
 use crate::words::limits::MAX_LINE_BYTES;
 use crate::words::protocol::{ErrorCode, Method, RunReply, Status, StatusReply, StreamEvent};
@@ -25,35 +27,45 @@ pub(super) fn run(machine: &Machine, given: &Given) -> Result<bool> {
     if given.words.first().is_some_and(|task| task.trim().is_empty()) {
         return Err(Error::Usage("the task is empty".into()));
     }
+    let (theirs, keeps, started) = (machine.clone(), given.has("keep"), Arc::new(OnceLock::<Address>::new()));
+    let its_address = Arc::clone(&started);
+    let at_prompt = move || {
+        let Some(root) = its_address.get() else { return };
+        let done = match keeps {
+            true => theirs.who_lives_on(&root.pod).map(|text| talk_line(&format!("\n{text}"))),
+            false => stop_tree(&theirs, root),
+        };
+        signal::exit_now(i32::from(done.is_err()));
+    };
+    // Before the start, so that nobody who presses Ctrl-C in it leaves a pod behind.
+    let presses = Presses::listen(at_prompt)?;
     let ready = launch_root(machine, given)?;
-    let root = Address { pod: ready.pod_id.to_string(), socket: ready.socket.clone(), life: None };
-    let outcome = if given.has("detach") {
+    // From here on this life of it is meant, and no later pod of its name.
+    let entry = machine.living(ready.pod_id.as_str()).ok().filter(|entry| entry.pid == ready.pid);
+    let root = entry.map(|entry| survey::address_of(&entry));
+    let root = root.ok_or_else(|| Error::told(format!("pod \"{}\" has ended already", ready.pod_id)))?;
+    let _ = started.set(root.clone());
+    let outcome = if presses.have_come() {
+        Err(Error::told("interrupted before the pod had anything to do"))
+    } else if given.has("detach") {
         let accepted = given.words.first().map_or(Ok(()), |task| give_task(&root, task));
         accepted.map(|()| {
             answer(&format!("{}\n", json_line(&ready)));
             true
         })
     } else {
-        follow_root(machine, given, &root)
+        follow_root(machine, given, &root, presses)
     };
     if outcome.is_err() {
-        end_or_keep(machine, &root.pod, given.has("keep"))?;
+        end_or_keep(machine, &root, keeps)?;
     }
     outcome
 }
 
-fn follow_root(machine: &Machine, given: &Given, root: &Address) -> Result<bool> {
-    let (theirs, pod_id, keeps) = (machine.clone(), root.pod.clone(), given.has("keep"));
+fn follow_root(machine: &Machine, given: &Given, root: &Address, presses: Presses) -> Result<bool> {
+    let keeps = given.has("keep");
     let first = First::Cancels(if keeps { "leaves it running" } else { "ends the pod and all below it" });
-    let at_prompt = move || {
-        let done = match keeps {
-            true => theirs.who_lives_on(&pod_id).map(|text| talk_line(&format!("\n{text}"))),
-            false => stop_tree(&theirs, &pod_id),
-        };
-        signal::exit_now(i32::from(done.is_err()));
-    };
-    let mut followed =
-        Followed::begin(root, None, Style::of_answer(given), first, Presses::listen(at_prompt)?)?;
+    let mut followed = Followed::begin(root, None, Style::of_answer(given), first, presses)?;
     let status: StatusReply = client::ask(root, None, Method::Status)?;
     let writes = listed(status.scope.iter().filter(|rule| rule.writes()), ", ");
     let writes = writes.as_deref().unwrap_or("nothing");
@@ -71,7 +83,7 @@ fn follow_root(machine: &Machine, given: &Given, root: &Address) -> Result<bool>
         Over::HungUp => return Ok(true), // as --detach: the pods live on and nobody listens
         Over::Reached | Over::Interrupted if keeps => follower.say(&machine.who_lives_on(&root.pod)?),
         Over::Unheard if keeps => {}
-        Over::Reached | Over::Interrupted | Over::Unheard => stop_tree(machine, &root.pod)?,
+        Over::Reached | Over::Interrupted | Over::Unheard => stop_tree(machine, root)?,
         Over::Ended => say_who_is_left(machine, &root.pod)?,
     }
     Ok(!followed.is_heard()? || finished && over == Over::Reached)
@@ -88,20 +100,25 @@ fn give_task(root: &Address, task: &str) -> Result<()> {
     given.map(|_| ())
 }
 
+/// The entry of the root while it lives.
+fn entry_of(machine: &Machine, root: &Address) -> Option<Allocation> {
+    machine.living(&root.pod).ok().filter(|entry| root.life.as_ref() == Some(&entry.life))
+}
+
 /// After a failure: the tree ends, unless it was to be kept.
-fn end_or_keep(machine: &Machine, pod_id: &str, keeps: bool) -> Result<()> {
+fn end_or_keep(machine: &Machine, root: &Address, keeps: bool) -> Result<()> {
     if !keeps {
-        return stop_tree(machine, pod_id);
+        return stop_tree(machine, root);
     }
-    if machine.living(pod_id).is_ok() {
-        talk_line(&format!("-- {}", machine.who_lives_on(pod_id)?));
+    if entry_of(machine, root).is_some() {
+        talk_line(&format!("-- {}", machine.who_lives_on(&root.pod)?));
     }
     Ok(())
 }
 
 /// Ends the pod and all below it; one that cannot be ended is named.
-fn stop_tree(machine: &Machine, pod_id: &str) -> Result<()> {
-    let Ok(root) = machine.living(pod_id) else { return Ok(()) };
+fn stop_tree(machine: &Machine, root: &Address) -> Result<()> {
+    let Some(root) = entry_of(machine, root) else { return Ok(()) };
     for (pod_id, error) in machine.stop(&root, true, true)?.into_iter().filter_map(Result::err) {
         talk_line(&format!("pod \"{pod_id}\" lives on: {error}"));
     }
@@ -155,7 +172,7 @@ fn launch_root(machine: &Machine, given: &Given) -> Result<Ready> {
 
 fn one_task(machine: &Machine, followed: &mut Followed, task: &str) -> Result<Over> {
     give_task(&followed.address, task)?;
-    let pod_id = followed.address.pod.clone();
+    let root = followed.address.clone();
     // Looked at when the root has become quiet, and while nothing comes. Two looks in a row must say so: a report
     // may be on its way from a pod that is quiet already to one that is about to wake.
     let mut said = String::new();
@@ -166,8 +183,8 @@ fn one_task(machine: &Machine, followed: &mut Followed, task: &str) -> Result<Ov
         if !may_be_quiet {
             return Ok(false);
         }
-        let first = look_at_tree(machine, &pod_id, follower, &mut said)?;
-        Ok(first.is_some() && first == look_at_tree(machine, &pod_id, follower, &mut said)?)
+        let first = look_at_tree(machine, &root, follower, &mut said)?;
+        Ok(first.is_some() && first == look_at_tree(machine, &root, follower, &mut said)?)
     })?;
     let follower = &mut followed.follower;
     follower.end_line();
@@ -210,12 +227,12 @@ fn lines_from_input(machine: &Machine, followed: &mut Followed) -> Result<Over> 
 /// The pods of the tree with their turns when all are quiet; otherwise says whom it waits for, unless it was said.
 fn look_at_tree(
     machine: &Machine,
-    pod_id: &str,
+    root: &Address,
     follower: &mut Follower,
     said: &mut String,
 ) -> Result<Option<Vec<(String, u64)>>> {
     let table = machine.table()?;
-    let Some(root) = machine.living(pod_id).ok() else { return Ok(Some(Vec::new())) };
+    let Some(root) = entry_of(machine, root) else { return Ok(Some(Vec::new())) };
     let entries: Vec<_> = [&root].into_iter().chain(table.subtree(&root.pod_id)).collect();
     let addresses: Vec<_> = entries.iter().map(|entry| survey::address_of(entry)).collect();
     let answers = survey::ask_all(&addresses, None);

@@ -14,7 +14,7 @@ use crate::store::session::{self, Page, Session};
 use crate::sys::clock;
 use crate::tools::stop::{self, Outcome, Stopped};
 use crate::tools::survey;
-use crate::wire::client;
+use crate::wire::client::{self, Address};
 use crate::words::error::{Error, Result};
 use crate::words::identity::PodId;
 use crate::words::message::{Summary, TurnResult};
@@ -30,9 +30,9 @@ pub(super) fn send(machine: &Machine, given: &Given) -> Result<bool> {
         return Err(Error::Usage("TEXT is empty".into()));
     }
     let address = machine.address(pod)?;
-    let ask = || client::ask::<RunReply>(&address, None, Method::Run { input });
+    let ask = |address: &Address| client::ask::<RunReply>(address, None, Method::Run { input });
     if !given.has("wait") {
-        let sent = ask()?;
+        let sent = ask(&address)?;
         let said = if sent.queued { "queued for" } else { "started" };
         reply(given, &sent, || format!("{said} turn {} of pod {}", sent.turn, address.pod));
         return Ok(true);
@@ -40,7 +40,7 @@ pub(super) fn send(machine: &Machine, given: &Given) -> Result<bool> {
     let style = if given.has("json") { Style::Quiet } else { Style::of_answer(given) };
     let first = First::Cancels("leaves the pod running");
     let mut followed = Followed::begin(&address, None, style, first, Presses::listen(|| {})?)?;
-    let turn = ask()?.turn;
+    let turn = ask(&followed.address)?.turn;
     let is_that_turn = |end: &TurnEnd| end.turn == turn;
     let over = followed.follow(|follower, _| Ok(follower.last_end.as_ref().is_some_and(is_that_turn)))?;
     let follower = &mut followed.follower;
@@ -49,7 +49,8 @@ pub(super) fn send(machine: &Machine, given: &Given) -> Result<bool> {
         Over::Reached => {}
         Over::Ended => return Err(Error::told(format!("pod \"{}\" ended before its turn did", address.pod))),
         Over::Interrupted => follower.say(&machine.who_lives_on(&address.pod)?),
-        Over::HungUp | Over::Unheard => return Ok(true), // the text has arrived, and nobody waits any more
+        // The text has arrived, and nobody waits any more.
+        Over::HungUp | Over::Unheard => return followed.is_heard().map(|_| true),
     }
     let Some(end) = follower.last_end.clone().filter(|_| over == Over::Reached) else { return Ok(false) };
     if given.has("json") {
@@ -60,6 +61,7 @@ pub(super) fn send(machine: &Machine, given: &Given) -> Result<bool> {
         follower.answer_last_text();
         follower.say_failure();
     }
+    followed.is_heard()?;
     Ok(end.result == TurnResult::Finished)
 }
 

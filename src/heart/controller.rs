@@ -66,6 +66,8 @@ pub struct Controller {
     turns: Sender<Opening>,
     /// Stops the running turn.
     cancel: Cancel,
+    /// Whether the running turn takes no more texts.
+    is_closed: bool,
     phase: Phase,
     /// What it is doing exactly, or why it does nothing, and since when.
     detail: String,
@@ -119,6 +121,7 @@ impl Controller {
             events,
             turns,
             cancel,
+            is_closed: false,
             phase,
             detail: detail.to_owned(),
             since: clock::now_seconds(),
@@ -178,15 +181,19 @@ impl Controller {
             Event::Logged(logged) => self.on_logged(logged),
             Event::Show(shown) => self.on_show(shown),
             Event::Doing(detail) => self.enter(self.phase, &detail),
-            Event::TakeQueued(reply) => answer(&reply, self.queued.drain(..).collect()),
+            Event::TakeQueued { is_last, reply } => {
+                self.is_closed = is_last && self.queued.is_empty();
+                answer(&reply, self.queued.drain(..).collect());
+            }
             Event::AwaitNews(reply) => self.on_await_news(reply),
             Event::Heard(life, heard) => self.on_heard(life, heard),
             Event::Known(record) => watcher::watch(&self.context, record),
             Event::TurnOver { ending, notices: (notices, lost), inputs } => {
+                let is_promised = !self.queued.is_empty(); // they came when the turn took no more
                 // What the turn could not save waits for the next one, before what has come meanwhile.
                 self.notices.put_back(notices, lost);
                 inputs.into_iter().rev().for_each(|input| self.queued.push_front(input));
-                self.on_turn_over(ending);
+                self.on_turn_over(ending, is_promised);
             }
         }
     }
@@ -215,12 +222,9 @@ impl Controller {
                 let reason = format!("{QUEUED_MAX} texts wait for the running turn already; try again later");
                 return Err(WireError::new(ErrorCode::Busy, reason));
             }
-            // A turn whose end is saved takes no more texts: the next turn answers this one.
-            let is_over =
-                self.context.session.ask(|summary| summary.turn == turn && summary.last_result.is_some());
             self.accept(input)?;
             self.tell_news(NewsKind::Message);
-            return Ok(RunReply { turn: turn + u64::from(is_over), queued: true });
+            return Ok(RunReply { turn: turn + u64::from(self.is_closed), queued: true });
         }
         if counts && !self.may_go_on_alone() {
             return Err(WireError::new(ErrorCode::Conflict, self.alone_too_long()));
@@ -351,7 +355,8 @@ impl Controller {
         }
     }
 
-    fn on_turn_over(&mut self, (result, message): Ending) {
+    /// A turn was promised to texts that wait: then it comes in any case.
+    fn on_turn_over(&mut self, (result, message): Ending, is_promised: bool) {
         let Phase::Running { turn, by_person } = self.phase else { return };
         self.news = None;
         self.report(turn, by_person, result, message.as_deref());
@@ -360,6 +365,9 @@ impl Controller {
         } else if result != TurnResult::Finished {
             let why = message.unwrap_or_default();
             self.enter(Phase::Paused, &format!("the last turn did not finish: {why}"));
+            if is_promised {
+                self.start_queued(Cause::Run);
+            }
         } else {
             self.enter(Phase::Idle, "waiting for input");
             self.start_queued(Cause::Run);
@@ -415,7 +423,9 @@ impl Controller {
         let turn = self.context.session.ask(|summary| summary.turn) + 1;
         let (notices, inputs) = (self.notices.drain(), std::mem::take(&mut self.queued));
         self.cancel.clear();
-        let _ = self.turns.send(Opening { turn, cause, notices, inputs }); // there is room: no turn runs
+        self.is_closed = false;
+        let opening = Opening { turn, cause, notices, inputs, is_closed: false };
+        let _ = self.turns.send(opening); // there is room: no turn runs
         self.enter(Phase::Running { turn, by_person }, "starting a turn");
         RunReply { turn, queued: false }
     }

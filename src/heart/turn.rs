@@ -62,6 +62,8 @@ pub struct Opening {
     pub notices: (Vec<Notice>, usize),
     /// The texts that started it, and those that were queued meanwhile.
     pub inputs: VecDeque<Input>,
+    /// Whether it takes no more texts: the next turn answers what comes.
+    pub is_closed: bool,
 }
 
 /// Why a turn is not finished.
@@ -113,6 +115,9 @@ impl Worker {
             }
             Err(Halt::Cancelled) => (TurnResult::Cancelled, Some("somebody cancelled the turn".into())),
         };
+        while !opening.is_closed {
+            self.take_queued(opening, true); // before the end is told, so that nobody waits for this turn in vain
+        }
         if let Err(Halt::Failed(error)) = self.log(Item::TurnEnded { turn, result, message: message.clone() })
         {
             log::error!("the end of turn {turn} is not in the history: {error}"); // it is told all the same
@@ -142,7 +147,7 @@ impl Worker {
         let room = self.room();
         let (mut is_too_long, mut enough, mut transcript_max) = (false, room, room * BYTES_PER_TOKEN);
         for _ in 0..self.context.manifest.limits.steps {
-            opening.inputs.extend(self.context.mailbox.take_queued());
+            self.take_queued(opening, false);
             self.log_inputs(opening)?;
             if is_too_long || self.is_full(room, enough) {
                 match self.compact(room, &mut transcript_max) {
@@ -161,8 +166,8 @@ impl Worker {
             };
             self.log(Item::Assistant(message.clone()))?;
             if message.tool_calls.is_empty() {
-                opening.inputs.extend(self.context.mailbox.take_queued());
-                if opening.inputs.is_empty() {
+                self.take_queued(opening, true);
+                if opening.is_closed {
                     return self.judge_end(&message);
                 }
                 self.log_inputs(opening)?;
@@ -173,6 +178,12 @@ impl Worker {
         Err(Halt::Limit(format!(
             "the turn made {steps} requests to the model (manifest setting \"limits.steps\")"
         )))
+    }
+
+    fn take_queued(&self, opening: &mut Opening, is_last: bool) {
+        let texts = self.context.mailbox.take_queued(is_last);
+        opening.is_closed = is_last && texts.is_empty();
+        opening.inputs.extend(texts);
     }
 
     fn judge_end(&self, message: &AssistantMessage) -> Result<(), Halt> {

@@ -36,6 +36,9 @@ const ABOVE_ZERO: [&str; 10] = [
     "shell.timeout_seconds",
 ];
 
+/// Keys whose values are groups of settings.
+const GROUPS: [&str; 4] = ["provider", "tools", "shell", "limits"];
+
 /// Keys whose values are paths, or begin with one.
 const PATHS: [&str; 6] =
     ["provider.file", "provider.api_key_file", "instruction", "scope", "shell.writable", "trusted_projects"];
@@ -234,8 +237,7 @@ impl Layer {
         serde_json::from_str::<Manifest>(text).map_err(|error| wrong(place, &error, given.as_ref().ok()))?;
         let mut given = given.map_err(|error| wrong(place, &error, None))?;
         // serde would also take a list for a group of settings, and the keys of a list are not looked at below.
-        let groups = ["provider", "tools", "shell", "limits"];
-        if let Some(group) = groups.iter().find(|group| given.get(**group).is_some_and(Value::is_array)) {
+        if let Some(group) = GROUPS.iter().find(|group| given.get(**group).is_some_and(Value::is_array)) {
             return Err(not_valid(place, "", &format!("\"{group}\" must be an object, not a list")));
         }
         for (key, value) in flatten(&given) {
@@ -380,7 +382,8 @@ fn any_begins_at_home(value: &Value) -> bool {
 
 /// The values of a manifest by their whole keys, in order: `provider.model`, `wake_on_events`.
 pub fn flatten(given: &Map<String, Value>) -> impl Iterator<Item = (String, &Value)> {
-    given.iter().flat_map(|(key, value)| match value.as_object() {
+    let is_group = |key: &String| GROUPS.contains(&key.as_str());
+    given.iter().flat_map(move |(key, value)| match value.as_object().filter(|_| is_group(key)) {
         Some(inner) => inner.iter().map(|(name, value)| (format!("{key}.{name}"), value)).collect(),
         None => vec![(key.clone(), value)],
     })
@@ -388,7 +391,7 @@ pub fn flatten(given: &Map<String, Value>) -> impl Iterator<Item = (String, &Val
 
 fn flatten_mut(given: &mut Map<String, Value>) -> impl Iterator<Item = (String, &mut Value)> {
     given.iter_mut().flat_map(|(key, value)| {
-        if !value.is_object() {
+        if !value.is_object() || !GROUPS.contains(&key.as_str()) {
             return vec![(key.clone(), value)];
         }
         let inner = value.as_object_mut().into_iter().flatten();
@@ -402,14 +405,16 @@ fn not_valid(place: &str, at: &str, reason: &str) -> Error {
 
 /// A sentence with file, line and key. The key is the first whose value alone is refused in the same way.
 fn wrong(place: &str, error: &serde_json::Error, given: Option<&Map<String, Value>>) -> Error {
-    let refused = |(key, value): &(String, &Value)| {
-        let alone = key.rsplit('.').fold((*value).clone(), |inner, name| json!({ name: inner }));
-        serde_json::from_value::<Manifest>(alone).is_err()
-    };
-    let key = given.and_then(|given| flatten(given).find(refused));
-    let key = key.map(|(key, _)| format!(", key \"{key}\"")).unwrap_or_default();
     let text = error.to_string();
     let text = text.split(" at line ").next().unwrap_or(&text);
+    let is_refused = |(key, value): &(String, &Value)| {
+        let in_group = key.split_once('.').filter(|(group, _)| GROUPS.contains(group));
+        let alone =
+            in_group.map_or_else(|| json!({ key: value }), |(group, name)| json!({ group: { name: value } }));
+        serde_json::from_value::<Manifest>(alone).is_err_and(|error| error.to_string() == text)
+    };
+    let key = given.and_then(|given| flatten(given).find(is_refused));
+    let key = key.map(|(key, _)| format!(", key \"{key}\"")).unwrap_or_default();
     let mut text = text.split("struct ").next().unwrap_or(text).to_owned(); // names a type of ours
     for (rust, json) in [
         ("sequence", "a list"),
@@ -473,9 +478,9 @@ pub fn save(folder: &Path, manifest: &Manifest) -> Result<()> {
     let secrets = kept.provider.headers.iter_mut().filter(|(name, _)| may_be_secret(name));
     secrets.for_each(|(_, value)| *value = Value::Null);
     for (name, value) in [(session::MANIFEST, json!(kept)), (session::SOURCES, json!(manifest.sources))] {
-        file::remove_at(&directory, Path::new(name)).map_err(failed)?;
-        let text = format!("{value:#}");
-        file::write_complete(&directory, Path::new(name), text.as_bytes(), 0o600).map_err(failed)?;
+        let (text, temporary) = (format!("{value:#}"), format!("{name}.new"));
+        file::replace_at(&directory, Path::new(&temporary), Path::new(name), text.as_bytes(), 0o600)
+            .map_err(failed)?;
     }
     Ok(())
 }
@@ -628,10 +633,32 @@ mod tests {
                 "key \"provider.model\" is not valid: a model's name",
             ),
             ("{\"provider\":{\"model\":\" \"}}", "a model's name is one line"),
+            ("{\"wake_on_events\":1,\n\"limits\":{\"steps\":\"x\"}}", "line 1, key \"wake_on_events\""),
+            ("{\"zzz\":1,\"aaa\":2}", "key \"zzz\" is not valid: unknown field `zzz`"),
+            ("{\"nope\":{\"a\":{}}}", "key \"nope\""),
+            ("{\"scope\":{\"a\":1}}", "key \"scope\""),
+            ("{\"instruction\":{}}", "key \"instruction\""),
+            ("{\"shell\":{\"env\":{\"A\":\"b\"}}}", "key \"shell.env\""),
         ] {
             let error = parse(bad).to_string();
-            assert!(error.contains(told) && !error.contains("struct"), "{bad}: {error}");
+            assert!(error.contains(told) && !error.contains("struct "), "{bad}: {error}");
         }
+    }
+
+    #[test]
+    fn settings_that_are_kept_again_are_there_at_every_moment() {
+        let place = tempfile::tempdir().unwrap();
+        save(place.path(), &Manifest::default()).unwrap();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..100).for_each(|_| save(place.path(), &Manifest::default()).unwrap());
+                is_over.store(true, std::sync::atomic::Ordering::SeqCst);
+            });
+            while !is_over.load(std::sync::atomic::Ordering::SeqCst) {
+                saved(place.path()).unwrap();
+            }
+        });
     }
 
     #[test]

@@ -177,7 +177,7 @@ impl Session {
         let text = std::fs::read(&path).map_err(Error::on("read", &path))?;
         let heard = usize::try_from(self.ask(|summary| summary.inputs)).unwrap_or(usize::MAX);
         let lines = text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n"));
-        Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).skip(heard).collect())
+        Ok(lines.skip(heard).filter_map(|line| serde_json::from_slice(line).ok()).collect())
     }
 
     /// Opens the history in a session folder for reading only, as it is.
@@ -397,6 +397,10 @@ mod tests {
         let torn = [std::fs::read(&path).unwrap(), b"{\"text\":\"to".to_vec()].concat();
         std::fs::write(&path, torn).unwrap();
         assert_eq!(Session::open(place.path()).unwrap().unheard().unwrap(), inputs[1..]);
+        let damaged = std::fs::read_to_string(&path).unwrap().replacen("\"a\"", "\"a", 1);
+        std::fs::write(&path, damaged).unwrap();
+        let kept = Session::open(place.path()).unwrap().unheard().unwrap();
+        assert_eq!(kept, inputs[1..], "a damaged line of before costs no other");
     }
 
     #[test]

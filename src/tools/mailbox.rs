@@ -82,7 +82,12 @@ pub enum Event {
     /// The turn does something else now.
     Doing(String),
     /// The turn wants the texts that wait.
-    TakeQueued(Sender<Vec<Input>>),
+    TakeQueued {
+        /// Whether it takes no more if there are none.
+        is_last: bool,
+        /// Where they go.
+        reply: Sender<Vec<Input>>,
+    },
     /// The turn waits for any news: a notice, a text, a cancel.
     AwaitNews(Sender<NewsKind>),
     /// The model has heard something of the pod of this life without a notice.
@@ -148,9 +153,9 @@ impl Mailbox {
         self.want(Event::State).recv().ok()
     }
 
-    /// Takes the texts that wait for the turn.
-    pub fn take_queued(&self) -> Vec<Input> {
-        self.want(Event::TakeQueued).recv().unwrap_or_default()
+    /// Takes the texts that wait for the turn. When it `is_last` and there are none, the next turn answers what comes.
+    pub fn take_queued(&self, is_last: bool) -> Vec<Input> {
+        self.want(|reply| Event::TakeQueued { is_last, reply }).recv().unwrap_or_default()
     }
 
     /// Begins to listen for news; everything after this call counts.

@@ -14,11 +14,14 @@ use crate::words::identity::{Life, Pid, PodId, PodName};
 use crate::words::limits::MAX_LINE_BYTES;
 use crate::words::message::{Cause, Item, LoggedItem, TurnResult, Usage};
 use crate::words::scope::Rule;
+use crate::words::text::cut_end;
 
 /// Version of this protocol, told by `status`.
 pub const PROTOCOL_VERSION: u32 = 1;
 /// The longest report, in bytes: sixty rules with the longest paths there are.
 const EVENT_BYTES_MAX: usize = 256 << 10;
+/// The longest reason of a refusal: it may repeat what was sent.
+const REASON_BYTES_MAX: usize = 2 << 10;
 
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -201,7 +204,7 @@ pub fn parse_request(line: &[u8]) -> Result<Request, WireError> {
     if line.len() >= MAX_LINE_BYTES {
         return Err(too_large());
     }
-    let bad = |reason: String| WireError::new(ErrorCode::BadRequest, reason);
+    let bad = |reason: String| WireError::new(ErrorCode::BadRequest, cut_end(&reason, REASON_BYTES_MAX));
     let text = std::str::from_utf8(line).map_err(|_| bad("the line is not UTF-8".into()))?;
     if !text.trim_start_matches([' ', '\t']).starts_with('{') {
         return Err(bad("the line is no JSON object".into())); // serde would also take a list for a struct

@@ -397,6 +397,51 @@ fn ctrl_c_leaves_what_is_only_watched_and_says_how_to_reach_it() {
 }
 
 #[test]
+fn who_presses_ctrl_c_while_a_pod_starts_leaves_none_behind() {
+    let world = World::with_script(json!({}));
+    let (begun, go_on) = (world.path("begun"), world.path("go on"));
+    let slow = world.path("slow-pod");
+    let wait =
+        format!("touch '{}'; until test -e '{}'; do sleep 0.01; done", begun.display(), go_on.display());
+    std::fs::write(&slow, format!("{wait}; exec {} \"$@\"\n", env!("CARGO_BIN_EXE_pod"))).unwrap();
+    let command = format!("sh {}", slow.display());
+    for (name, words) in [("a", &["go"][..]), ("b", &[]), ("c", &["go", "--detach"])] {
+        let args = [&["run", "--name", name], words].concat();
+        let program = world.program(INSOMNIA, args).env("INSOMNIA_POD_COMMAND", &command);
+        let mut running = program.start(ErrorOutput::WithOutput).unwrap();
+        wait_until("it starts", || begun.exists());
+        interrupt(&world, &running);
+        std::fs::write(&go_on, "").unwrap();
+        assert_eq!(running.wait(Instant::now() + PATIENCE).unwrap().code(), Some(1), "{name}");
+        assert!(world.table()["allocations"].as_array().unwrap().is_empty(), "{name}");
+        [&begun, &go_on].into_iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    }
+}
+
+#[test]
+fn a_run_at_its_prompt_does_nothing_to_a_later_pod_of_the_same_name() {
+    use std::io::Write;
+    let world = World::with_script(json!({}));
+    let lines = world.path("lines");
+    let script = format!("exec {INSOMNIA} run --read-only --name su < '{}'", lines.display());
+    for (typed, code) in [("", 0), ("a secret\n", 1)] {
+        assert_eq!(ran(world.program("mkfifo", [&lines])).code, Some(0));
+        let mut running = world.program("sh", ["-c", &script]).start(ErrorOutput::WithOutput).unwrap();
+        let mut input = std::fs::File::options().write(true).open(&lines).unwrap();
+        let mut text = String::new();
+        read_until(&mut running, &mut text, "-- pod su");
+        world.kill("su");
+        world.start(&["--name", "su"]);
+        input.write_all(typed.as_bytes()).unwrap();
+        drop(input);
+        let ended = running.wait(Instant::now() + PATIENCE).unwrap().code();
+        assert_eq!((ended, world.status("su")["turn"].as_u64()), (Some(code), Some(0)), "{typed:?}");
+        world.kill("su");
+        std::fs::remove_file(&lines).unwrap();
+    }
+}
+
+#[test]
 fn a_pod_that_is_to_be_kept_is_kept_though_it_answers_no_cancel() {
     let world = World::with_script(json!({ "*": [{ "delay_ms": 600_000, "text": "never" }] }));
     let mut running = world.program(INSOMNIA, ["run", "--keep", "x"]).start(ErrorOutput::WithOutput).unwrap();
@@ -759,6 +804,7 @@ fn wrong_words_are_told_with_what_is_meant() {
             ran.stderr
         );
     };
+    check(&[""], 2, "there is no command \"\"");
     check(&["run", "--frobnicate"], 2, "see \"insomnia run --help\"");
     check(&["scope", "wo"], 2, "(did you mean \"scope who\"?); see \"insomnia --help\"");
     check(&["send", "main"], 2, "TEXT is missing; see \"insomnia send --help\"");

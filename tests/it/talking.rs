@@ -1,10 +1,11 @@
 //! Talking to pods that run: sending, reading, listing and waiting, also while they are in a turn.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::world::{Events, World, call, calls, spawn, wait_until};
+use crate::world::{Events, World, call, calls, is_long, spawn, wait_until};
 
 fn quiet(pods: Value) -> World {
     let world = World::with_settings(pods, json!({ "wake_on_events": false }));
@@ -418,4 +419,49 @@ fn a_pod_below_that_no_record_names_is_found_in_the_lock() {
     let stopped = world.results("main", "StopPod").remove(0);
     assert!(stopped.0, "{stopped:?}");
     assert_eq!(world.entry("kid"), None);
+}
+
+/// Gives a pod so many texts from each of three sides at once, and returns each with the turn that was told for it.
+fn besiege(world: &World, pod_id: &str, count: usize) -> Vec<(String, u64)> {
+    let one_side = |side: usize| -> Vec<(String, u64)> {
+        let tell = |number: usize| {
+            let text = format!("{side}-{number}");
+            let turn = world.ok(pod_id, "run", json!({ "input": text }))["turn"].as_u64().unwrap();
+            std::thread::sleep(Duration::from_micros(u64::try_from(number * 37 % 4000).unwrap())); // at every moment
+            (text, turn)
+        };
+        (0..count).map(tell).collect()
+    };
+    std::thread::scope(|scope| {
+        let sides: Vec<_> = (0..3).map(|side| scope.spawn(move || one_side(side))).collect();
+        sides.into_iter().flat_map(|side| side.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn each_text_is_answered_by_the_turn_that_its_sender_was_told() {
+    let world = World::with_script(json!({}));
+    world.start(&[]);
+    let told = besiege(&world, "main", if is_long() { 1000 } else { 100 });
+    wait_until("all is answered", || world.status("main")["status"] == "idle");
+    let (mut turn, mut heard) = (0, BTreeMap::new());
+    for item in world.history("main") {
+        turn = item["turn"].as_u64().unwrap_or(turn);
+        if item["type"] == "input" {
+            heard.insert(item["text"].as_str().unwrap().to_owned(), turn);
+        }
+    }
+    assert_eq!(heard, told.into_iter().collect());
+}
+
+#[test]
+fn a_turn_that_was_told_comes_also_when_the_one_before_it_fails() {
+    let no = json!({ "error": { "status": 400, "message": "no" } });
+    let world = World::with_script(json!({ "main": vec![no; 10_000] }));
+    world.start(&[]);
+    for _ in 0..if is_long() { 1000 } else { 60 } {
+        let last = besiege(&world, "main", 3).into_iter().map(|(_, turn)| turn).max();
+        wait_until("it rests", || world.status("main")["status"] == "paused");
+        assert!(world.status("main")["turn"].as_u64() >= last, "{} {last:?}", world.status("main"));
+    }
 }
