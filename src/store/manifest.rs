@@ -23,9 +23,8 @@ use crate::words::text::harmless_line;
 pub const MANIFEST_BYTES_MAX: usize = 1 << 20;
 
 /// With 0 of these nothing would work at all.
-const ABOVE_ZERO: [&str; 10] = [
+const ABOVE_ZERO: [&str; 9] = [
     "provider.max_tokens",
-    "provider.context_tokens",
     "provider.silence_seconds",
     "limits.steps",
     "limits.launch_seconds",
