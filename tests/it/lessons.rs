@@ -376,7 +376,7 @@ fn a_run_that_was_stopped_for_a_while_goes_on_where_it_was() {
         assert_eq!(ran(world.program("kill", [signal, &running.id().to_string()])).code, Some(0));
     };
     wait_until("its turn has begun", || {
-        world.entry("main").is_some() && world.socket("main").exists() && world.status("main")["turn"] == 1
+        world.entry("main").is_some() && world.listens("main") && world.status("main")["turn"] == 1
     });
     stop("-STOP");
     wait_until("the turn is over", || world.status("main")["status"] == "idle");

@@ -538,7 +538,7 @@ fn r09_signals_go_to_what_was_started_here_and_to_nobody_else() {
     let pod = [env!("CARGO_BIN_EXE_pod"), "--foreground", "--scope", ".:write"];
     let args = args.into_iter().chain(pod);
     let mut running = world.program("strace", args).start(ErrorOutput::WithOutput).unwrap();
-    wait_until("it listens", || world.entry("main").is_some() && world.socket("main").exists());
+    wait_until("it listens", || world.entry("main").is_some() && world.listens("main"));
     let main = world.pid("main");
     let (_bystander, foreign) = bystander(&world);
     assert_eq!(world.turn("main", "go")["result"], "finished");

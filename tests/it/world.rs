@@ -147,6 +147,11 @@ impl World {
         self.runtime().join(pod_id).join("sock")
     }
 
+    /// Whether a pod can be asked: its socket is there a moment before it listens.
+    pub fn listens(&self, pod_id: &str) -> bool {
+        UnixStream::connect(self.socket(pod_id)).is_ok()
+    }
+
     /// Sends one raw line and reads one raw line.
     pub fn raw(&self, pod_id: &str, line: &[u8]) -> String {
         let mut stream = UnixStream::connect(self.socket(pod_id)).unwrap();
