@@ -225,8 +225,8 @@ pub fn stop_all(lock: &ScopeLock, root: &Allocation, tree: bool, manner: Manner<
     outcome
 }
 
-/// The pod that a reservation has become, or the reservation itself where it has become none or is still there. Adoption changes
-/// life and process, and nothing else that is compared.
+/// The pod that a reservation has become, or the reservation itself where it has become none or is still there.
+/// Adoption changes life and process, and nothing else that is compared.
 fn adopted(table: &AllocationTable, found: &Allocation) -> Allocation {
     let is_same = |entry: &&Allocation| entry.spawned_by == found.spawned_by && entry.since == found.since;
     let is_gone = table.by_life(&found.life).is_none();
