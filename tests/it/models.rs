@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -234,7 +235,7 @@ fn done(text: &str) -> Value {
 
 #[test]
 fn thirty_steps_of_tools_meet_each_broken_stream_and_no_call_is_run_twice() {
-    for (kind, path) in [("anthropic", "/anthropic"), ("openai", "/v1")] {
+    let steps = |kind, path| {
         let Some(mut counter) = Counter::new(kind, path) else { return };
         let mut queue = Vec::new();
         for (step, fault) in
@@ -246,7 +247,11 @@ fn thirty_steps_of_tools_meet_each_broken_stream_and_no_call_is_run_twice() {
         counter.attempts += meet(&mut queue, "truncate", &done("all"));
         counter.turn("all", queue);
         counter.check(60);
-    }
+    };
+    thread::scope(|threads| {
+        threads.spawn(|| steps("anthropic", "/anthropic"));
+        threads.spawn(|| steps("openai", "/v1"));
+    });
 }
 
 #[test]
@@ -259,7 +264,16 @@ fn a_hundred_turns_with_openai_meet_every_fault_in_random_order() {
     meet_every_fault("openai", "/v1");
 }
 
+/// A hundred turns of five pods side by side, because most of their time is the delay before the next attempt.
 fn meet_every_fault(kind: &str, path: &str) {
+    thread::scope(|threads| {
+        for first in (0..100).step_by(20) {
+            threads.spawn(move || meet_faults(kind, path, first..first + 20));
+        }
+    });
+}
+
+fn meet_faults(kind: &str, path: &str, turns: Range<usize>) {
     const FAULTS: [&str; 17] = [
         "none",
         "408",
@@ -280,14 +294,14 @@ fn meet_every_fault(kind: &str, path: &str) {
         "unknown_tool",
     ];
     let Some(mut counter) = Counter::new(kind, path) else { return };
-    let (mut order, mut results) = (0x2545_f491_4f6c_dd1d_u64, 0);
+    let (mut order, mut results) = (0x2545_f491_4f6c_dd1d_u64 + turns.start as u64, 0);
     let mut roll = |sides: usize| {
         order ^= order << 13;
         order ^= order >> 7;
         order ^= order << 17;
         usize::try_from(order % sides as u64).unwrap()
     };
-    for turn in 0..100 {
+    for turn in turns {
         // Each fault at least five times, whatever is rolled.
         let first = if turn < 85 { FAULTS[(turn * 7) % 17] } else { FAULTS[roll(17)] };
         let second = ["none", "disconnect", "truncate", "malformed", "stall"][roll(5)];

@@ -98,15 +98,27 @@ fn calm(world: &World) {
     });
 }
 
-/// Descriptors, threads, KiB of memory and KiB of history of a pod.
+/// Descriptors, threads, KiB of memory and KiB of history of a pod that has nothing to do.
+///
+/// A late report begins a turn, which the history tells; one that begins none is a descriptor and a thread for a
+/// moment, so the least of several counts is the pod's own.
 fn measure(world: &World, pod_id: &str) -> [usize; 4] {
     let pid = world.pid(pod_id);
     let state = std::path::PathBuf::from(world.status(pod_id)["state_dir"].as_str().unwrap());
-    let history = std::fs::metadata(state.join("history.jsonl")).unwrap().len() >> 10;
-    wait_until("its short threads have ended", || is_at_rest(pid));
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count();
-    let memory = memory_kib(pid, "VmRSS");
-    [descriptors(pid), threads, usize::try_from(memory).unwrap(), usize::try_from(history).unwrap()]
+    let history = || usize::try_from(std::fs::metadata(state.join("history.jsonl")).unwrap().len()).unwrap();
+    loop {
+        calm(world);
+        let (mut least, length) = ([usize::MAX; 2], history());
+        for _ in 0..10 {
+            wait_until("its short threads have ended", || is_at_rest(pid));
+            let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count();
+            least = [least[0].min(descriptors(pid)), least[1].min(threads)];
+        }
+        let memory = usize::try_from(memory_kib(pid, "VmRSS")).unwrap();
+        if is_quiet(world, pod_id) && history() == length {
+            return [least[0], least[1], memory, length >> 10];
+        }
+    }
 }
 
 #[test]
@@ -119,7 +131,6 @@ fn ten_pods_with_trees_that_are_killed_at_random_stay_as_they_were() {
     let begin = Instant::now();
     while begin.elapsed() < duration {
         if before.is_empty() && begin.elapsed() > duration / 4 {
-            calm(&world);
             before = (0..MEASURED).map(|number| measure(&world, &root(number))).collect();
         }
         restarts += revive(&world);
@@ -143,17 +154,12 @@ fn ten_pods_with_trees_that_are_killed_at_random_stay_as_they_were() {
         }
         std::thread::sleep(Duration::from_millis(50)); // the pods' time, not ours
     }
-    calm(&world);
-    // The last words of a pod that has ended may still come in, and are a descriptor for a moment.
-    let mut after = Vec::new();
-    wait_until("no descriptor and no thread is left over", || {
-        after = (0..MEASURED).map(|number| measure(&world, &root(number))).collect();
-        before.iter().zip(&after).all(|(before, after)| after[0] <= before[0] && after[1] <= before[1])
-    });
+    let after: Vec<_> = (0..MEASURED).map(|number| measure(&world, &root(number))).collect();
     println!(
         "{turns} turns, {kills} kills, {restarts} restarts; descriptors, threads, memory, history: {before:?} {after:?}"
     );
     for (before, after) in before.iter().zip(&after) {
+        assert_eq!(before[..2], after[..2], "descriptors and threads stay");
         let grown = after[2].saturating_sub(before[2]);
         assert!(
             grown <= 3 * (after[3] - before[3]) + 512,
