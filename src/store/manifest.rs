@@ -17,7 +17,7 @@ use crate::words::error::{Error, Result};
 use crate::words::identity::{MODEL_NAME_RULE, is_model_name};
 use crate::words::limits::Limits;
 use crate::words::scope::{HOME_RULE, begins_at_home};
-use crate::words::text::harmless_line;
+use crate::words::text::{harmless_line, json_fault};
 
 /// The largest manifest that is read, in bytes.
 pub const MANIFEST_BYTES_MAX: usize = 1 << 20;
@@ -404,28 +404,15 @@ fn not_valid(place: &str, at: &str, reason: &str) -> Error {
 
 /// A sentence with file, line and key. The key is the first whose value alone is refused in the same way.
 fn wrong(place: &str, error: &serde_json::Error, given: Option<&Map<String, Value>>) -> Error {
-    let text = error.to_string();
-    let text = text.split(" at line ").next().unwrap_or(&text);
+    let text = json_fault(error);
     let is_refused = |(key, value): &(String, &Value)| {
         let in_group = key.split_once('.').filter(|(group, _)| GROUPS.contains(group));
         let alone =
             in_group.map_or_else(|| json!({ key: value }), |(group, name)| json!({ group: { name: value } }));
-        serde_json::from_value::<Manifest>(alone).is_err_and(|error| error.to_string() == text)
+        serde_json::from_value::<Manifest>(alone).is_err_and(|error| json_fault(&error) == text)
     };
     let key = given.and_then(|given| flatten(given).find(is_refused));
     let key = key.map(|(key, _)| format!(", key \"{key}\"")).unwrap_or_default();
-    let mut text = text.split("struct ").next().unwrap_or(text).to_owned(); // names a type of ours
-    for (rust, json) in [
-        ("sequence", "a list"),
-        ("map", "an object"),
-        ("u64", "a whole number"),
-        ("u32", "a whole number"),
-        ("usize", "a whole number"),
-    ] {
-        text = text.replace(&format!("expected a {rust}"), &format!("expected {json}"));
-        text = text.replace(&format!("expected {rust}"), &format!("expected {json}"));
-    }
-    let text = if text.ends_with("expected ") { text + "an object" } else { text };
     let line = if error.line() > 0 { format!(", line {}", error.line()) } else { String::new() };
     not_valid(place, &(line + &key), &text)
 }

@@ -14,7 +14,7 @@ use crate::words::identity::{Life, Pid, PodId, PodName};
 use crate::words::limits::MAX_LINE_BYTES;
 use crate::words::message::{Cause, Item, LoggedItem, TurnResult, Usage};
 use crate::words::scope::Rule;
-use crate::words::text::cut_end;
+use crate::words::text::{cut_end, json_fault};
 
 /// Version of this protocol, told by `status`.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -209,13 +209,14 @@ pub fn parse_request(line: &[u8]) -> Result<Request, WireError> {
     if !text.trim_start_matches([' ', '\t']).starts_with('{') {
         return Err(bad("the line is no JSON object".into())); // serde would also take a list for a struct
     }
-    let Envelope { method: name, params, from, to } =
-        serde_json::from_str(text).map_err(|error| bad(format!("the line is no request: {error}")))?;
+    let Envelope { method: name, params, from, to } = serde_json::from_str(text).map_err(|error| {
+        bad(format!("the line is no request: {} at column {}", json_fault(&error), error.column()))
+    })?;
     if !METHODS.contains(&name.as_str()) {
         let shown: String = name.chars().take(64).flat_map(char::escape_default).collect();
         return Err(WireError::new(ErrorCode::UnknownMethod, format!("there is no method \"{shown}\"")));
     }
-    let fault = |error: serde_json::Error| bad(format!("params of \"{name}\": {error}"));
+    let fault = |error: serde_json::Error| bad(format!("params of \"{name}\": {}", json_fault(&error)));
     let params = match params.filter(|params| params.get() != "null") {
         Some(params) => params,
         None => serde_json::from_str("{}").map_err(fault)?,

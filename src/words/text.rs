@@ -83,6 +83,27 @@ pub fn without_marks(text: &str) -> String {
     shown
 }
 
+/// What is wrong with JSON that somebody gave, in JSON's words: without its place, and without the names of our types.
+pub fn json_fault(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let text = text.strip_suffix(&place).unwrap_or(&text);
+    let Some((found, expected)) = text.rsplit_once(", expected ") else { return text.to_owned() };
+    let found = match found {
+        "invalid type: sequence" => "invalid type: a list",
+        "invalid type: map" => "invalid type: an object",
+        found => found,
+    };
+    let expected = match expected.trim_start_matches("a ") {
+        "sequence" => "a list",
+        "map" => "an object",
+        "u32" | "u64" | "usize" => "a whole number, not negative",
+        name if name.starts_with("struct ") => "an object",
+        _ => expected,
+    };
+    format!("{found}, expected {expected}")
+}
+
 /// The beginning of `text`, at most `bytes_max` bytes, cut between characters; says so with `...`.
 pub fn cut_end(text: &str, bytes_max: usize) -> String {
     if text.len() <= bytes_max {
@@ -174,6 +195,24 @@ mod tests {
         check("\u{9b}2J", "\\x9b2J");
         check("\u{202e}abc", "\\u{202e}abc");
         check("日本\n\tx", "日本\n\tx");
+    }
+
+    #[test]
+    fn what_is_wrong_with_json_is_told_in_its_own_words() {
+        fn check<T: serde::de::DeserializeOwned + std::fmt::Debug>(text: &str, expected: &str) {
+            assert_eq!(json_fault(&serde_json::from_str::<T>(text).unwrap_err()), expected);
+        }
+        check::<crate::words::protocol::Sender>("\"x\"", "invalid type: string \"x\", expected an object");
+        check::<Vec<u8>>("{}", "invalid type: an object, expected a list");
+        check::<String>("[\n]", "invalid type: a list, expected a string");
+        check::<u64>("-1", "invalid value: integer `-1`, expected a whole number, not negative");
+        check::<u64>("{", "invalid type: an object, expected a whole number, not negative");
+        let tricky = "a struct at line 1 column 2, expected u64";
+        check::<bool>(
+            &format!("\"{tricky}\""),
+            &format!("invalid type: string \"{tricky}\", expected a boolean"),
+        );
+        check::<Vec<u8>>("[1", "EOF while parsing a list");
     }
 
     #[test]

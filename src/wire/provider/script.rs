@@ -14,6 +14,7 @@ use crate::wire::provider::failure::{Asked, of_status};
 use crate::wire::provider::reply::{PartialCall, Reply};
 use crate::wire::provider::{Failure, OnText, Outcome};
 use crate::words::identity::PodName;
+use crate::words::text::json_fault;
 
 /// What the model says when its replies are used up.
 pub const END_OF_SCRIPT: &str = "(end of script)";
@@ -64,7 +65,9 @@ impl Script {
         let quoted = Value::from(directory).to_string();
         let inner = quoted.get(1..quoted.len() - 1).unwrap_or_default();
         let text = text.replace("{{pod_id}}", pod_id).replace("{{dir}}", inner);
-        let script: Script = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        let script: Script = serde_json::from_str(&text).map_err(|error| {
+            format!("{} at line {} column {}", json_fault(&error), error.line(), error.column())
+        })?;
         for (name, list) in &script.pods {
             if name != ANY_POD {
                 PodName::new(name.clone()).map_err(|error| format!("pods: {error}; or use \"*\""))?;
@@ -202,27 +205,30 @@ mod tests {
             assert!(told.contains(expected), "{text}: {told}");
         };
         check("{", "EOF while parsing an object at line 1");
-        check("[]", "expected struct Script with 1 element at line 1");
+        check("[]", "expected an object at line 1");
         check("{}", "missing field `pods` at line 1");
         check(r#"{"pods":{},"x":1}"#, "unknown field `x`, expected `pods` at line 1 column 14");
-        check(r#"{"pods":{"main":{}}}"#, "invalid type: map, expected a sequence at line 1");
+        check(r#"{"pods":{"main":{}}}"#, "invalid type: an object, expected a list at line 1");
         check(r#"{"pods":{"../x":[]}}"#, "name \"../x\" is not allowed");
         check(
             r#"{"pods":{"a":[{},{"txt":"x"}]}}"#,
             "unknown field `txt`, expected one of `text`, `tool_calls`, `delay_ms`, `error` at line 1 column 23",
         );
         check(r#"{"pods":{"a":[{"text":1}]}}"#, "invalid type: integer `1`, expected a string at line 1");
-        check(r#"{"pods":{"a":[{"delay_ms":-1}]}}"#, "invalid value: integer `-1`, expected u64 at line 1");
+        check(
+            r#"{"pods":{"a":[{"delay_ms":-1}]}}"#,
+            "invalid value: integer `-1`, expected a whole number, not negative at line 1",
+        );
         check(r#"{"pods":{"a":[{"tool_calls":[{"input":{}}]}]}}"#, "missing field `name` at line 1");
         check(
             r#"{"pods":{"a":[{"tool_calls":[{"name":"X","input":3}]}]}}"#,
-            "invalid type: integer `3`, expected a map at line 1",
+            "invalid type: integer `3`, expected an object at line 1",
         );
         check(r#"{"pods":{"a":[{"tool_calls":[{"name":"X","id":"1"}]}]}}"#, "unknown field `id`");
         check(r#"{"pods":{"a":[{"error":{"status":200}}]}}"#, "pods.a[0].error.status is no HTTP status");
         check(r#"{"pods":{"a":[{"error":{"status":500},"text":"x"}]}}"#, "an error and a reply");
         check(r#"{"pods":{"a":[{"error":{"status":500,"retry_after_seconds":-1}}]}}"#, "number of seconds");
-        check(&format!("{{\"pods\":{}", "[".repeat(100_000)), "expected a map at line 1");
+        check(&format!("{{\"pods\":{}", "[".repeat(100_000)), "expected an object at line 1");
         let deep = format!(r#"{{"pods":{{"a":[{{"tool_calls":[{{"input":{{"a":{}"#, "[".repeat(100_000));
         check(&deep, "recursion limit exceeded at line 1");
     }
