@@ -136,7 +136,8 @@ impl ScopeLock {
     /// Removes life files that no entry names and nobody holds, and folders of pods that have no entry. To be
     /// called inside `edit`.
     pub fn sweep(&self, table: &AllocationTable) {
-        for entry in std::fs::read_dir(self.runtime.path()).into_iter().flatten().flatten() {
+        let folders = self.runtime.is_in_place().then(|| std::fs::read_dir(self.runtime.path()));
+        for entry in folders.into_iter().flatten().flatten().flatten() {
             let id = entry.file_name().into_string().ok().and_then(|name| PodId::new(name).ok());
             // Only what a pod makes there, so that nothing of anybody else goes.
             if id.is_some_and(|id| table.get(&id).is_none()) && entry.path().join(SOCKET_NAME).exists() {
@@ -171,7 +172,11 @@ impl ScopeLock {
         self.remove_folder(allocation);
     }
 
+    /// Folders go by path, so none goes where another directory has taken the place of ours: it has pods of its own.
     fn remove_folder(&self, allocation: &Allocation) {
+        if !self.runtime.is_in_place() {
+            return;
+        }
         let folder = self.runtime.path().join(allocation.pod_id.as_str());
         let is_foreign = |socket: std::fs::Metadata| !socket.file_type().is_socket();
         if folder.join(SOCKET_NAME).symlink_metadata().is_ok_and(is_foreign) {
@@ -371,6 +376,26 @@ pub(crate) mod tests {
         let holder = lock.lock(None).unwrap();
         assert_eq!(lock.read().unwrap().allocations().len(), 1);
         drop(holder);
+    }
+
+    #[test]
+    fn a_pod_whose_directory_was_moved_removes_nothing_of_the_one_in_its_place() {
+        let (place, lock) = fresh();
+        register(&lock, "a", 1, "/w:write").unwrap();
+        let runtime = place.path().join("r");
+        std::fs::rename(&runtime, place.path().join("aside")).unwrap();
+        std::fs::create_dir_all(runtime.join("a")).unwrap();
+        let socket = runtime.join("a").join(SOCKET_NAME);
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let life = lock.read().unwrap().allocations()[0].life.clone();
+        lock.edit(None, |table| {
+            lock.release(table, &life);
+            lock.sweep(table);
+            Ok(())
+        })
+        .unwrap();
+        assert!(lock.read().unwrap().allocations().is_empty());
+        assert!(socket.exists(), "it belongs to a pod of the new directory");
     }
 
     #[test]

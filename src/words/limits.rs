@@ -35,6 +35,9 @@ pub const MAX_LAST_RESPONSE_BYTES: usize = 400;
 /// One answer of `get_history` or `read_output` holds about this many bytes; the rest follows by cursor.
 pub const MAX_PAGE_BYTES: usize = 256 << 10;
 
+/// The longest wait that a manifest may ask for, in seconds: a day. A clock overflows far above it.
+const MAX_WAIT_SECONDS: u64 = 86_400;
+
 /// The limits that a manifest may set, with their defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -82,13 +85,28 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The launch limit as a duration.
+    /// The launch limit as a duration, at most a day.
     pub fn launch(&self) -> Duration {
-        Duration::from_secs(self.launch_seconds)
+        Duration::from_secs(self.launch_seconds.min(MAX_WAIT_SECONDS))
     }
 
-    /// The stop limit as a duration.
+    /// The stop limit as a duration, at most a day.
     pub fn stop(&self) -> Duration {
-        Duration::from_secs(self.stop_seconds)
+        Duration::from_secs(self.stop_seconds.min(MAX_WAIT_SECONDS))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn no_limit_of_time_is_more_than_a_clock_can_add() {
+        let endless = Limits { launch_seconds: u64::MAX, stop_seconds: u64::MAX, ..Limits::default() };
+        for limit in [endless.launch(), endless.stop()] {
+            assert!(Instant::now().checked_add(4 * limit).is_some(), "{limit:?}");
+        }
+        assert_eq!(Limits::default().launch(), Duration::from_secs(10));
     }
 }
